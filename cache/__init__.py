@@ -1,0 +1,1 @@
+"""Decides and remembers: token ids, lengths and bytes. Knows nothing of HTTP, text or layers."""

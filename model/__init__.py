@@ -1,0 +1,1 @@
+"""Computes: layers, tokens and text. Knows nothing of slots or HTTP."""

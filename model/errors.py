@@ -1,0 +1,52 @@
+"""The tree of errors that crossturn raises on purpose.
+
+::
+
+    CrossturnError
+    ├── ModelError            the checkpoint or the machine cannot serve (before the server is up)
+    │   ├── BackendError      no usable MLX backend
+    │   ├── ModelNotFoundError    no such directory, demo or cached Hub repository
+    │   └── CheckpointError   files are there but cannot be loaded as a Qwen3.5 model
+    └── InputError            what a client sent cannot be done; names the parameter
+        └── (HTTP-only kinds are in server/errors.py)
+
+Only ``server/errors.py`` turns them into HTTP. Our own invariants are asserts, not errors.
+"""
+
+from __future__ import annotations
+
+
+class CrossturnError(Exception):
+    """Root of the tree."""
+
+
+class ModelError(CrossturnError):
+    """The model cannot be served; the message is one line for a terminal."""
+
+
+class BackendError(ModelError):
+    """MLX has no usable backend here."""
+
+
+class ModelNotFoundError(ModelError):
+    """The name stands for no checkpoint that can be reached."""
+
+
+class CheckpointError(ModelError):
+    """The files are there but are not a checkpoint this project can load."""
+
+
+class InputError(CrossturnError):
+    """A request asks for something that cannot be done.
+
+    Args:
+        message: one sentence for the client.
+        param: the request field at fault, in OpenAI's dotted form (``messages[2].content``).
+        code: a machine-readable code in OpenAI's style, or None.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code

@@ -1,0 +1,1 @@
+"""Composes ``cache`` and ``model`` and speaks HTTP."""
