@@ -1,0 +1,122 @@
+"""What passes between the event loop and the engine thread: one request type, one family of events.
+
+Every dialect (chat completions today, others later) is decoded into :class:`GenerationRequest` and
+encoded from :data:`Event`. Only ints, strings, numpy ids and frozen dataclasses cross the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cache.planner import CrossTurnSlotId
+from model.chat import RenderedPrompt
+from model.deltas import Delta
+from model.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How the reply's tokens are read and constrained.
+
+    Attributes:
+        stops: stop strings, none of them empty; matched in the content only after the thought.
+        tools: the request's tool definitions; None switches the tool-call parser off.
+        grammar: a grammar in llguidance's JSON form that the reply after the thought must match.
+        max_thought_tokens: close an open thought after so many tokens; None for no limit.
+    """
+
+    stops: tuple[str, ...] = ()
+    tools: tuple[dict[str, object], ...] | None = None
+    grammar: str | None = None
+    max_thought_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and the ``n_replies`` replies wanted of it.
+
+    Attributes:
+        id: unique; the handle for :meth:`EngineClient.cancel`.
+        tenant: whose memory may be used; None where the server knows no API keys.
+        slot: the session's private memory.
+        prompt: ids and boundaries, see :class:`model.chat.RenderedPrompt`.
+        max_tokens: reply tokens at most, already clamped to what the context leaves.
+        top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
+        emit: called on the engine thread for every event, in order; must not block or raise.
+    """
+
+    id: str
+    slot: CrossTurnSlotId
+    prompt: RenderedPrompt
+    max_tokens: int
+    emit: Callable[[Event], None] = field(repr=False)
+    tenant: str | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    reply: ReplyFormat = field(default_factory=ReplyFormat)
+    n_replies: int = 1
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What was reused for a prompt, and why no more; the ``crossturn`` object of a response."""
+
+    slot: str
+    mode: Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
+    prompt_tokens: int
+    shared_tokens: int
+    reused_tokens: int
+    prefilled_tokens: int
+    checkpoint: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probability of one sampled token and of its likeliest alternatives (natural log)."""
+
+    token_id: int
+    logprob: float
+    alternatives: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The prompt was planned; prefill begins. First event of a request that is admitted."""
+
+    report: PlanReport
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Reply ``index`` grew. ``logprobs`` belong to the content tokens of these deltas."""
+
+    index: int
+    deltas: tuple[Delta, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Reply ``index`` is complete; ``n_tokens`` counts its tokens, the stop token included."""
+
+    index: int
+    reason: FinishReason
+    n_tokens: int
+    n_reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended early; nothing follows. ``retry_after_s`` is set when trying again helps."""
+
+    message: str
+    kind: Literal["cancelled", "overloaded", "internal"]
+    retry_after_s: float | None = None
+
+
+Event = Planned | Progress | Finished | Failed
