@@ -1,0 +1,102 @@
+"""Knows which positions of a prompt deserve a checkpoint. Pure: positions in, positions out.
+
+A position p names the state after the first p ids. In order of worth: the points every next render
+of the conversation shares, the start of the last user message, the end of system and tools, the
+point where the prompt parted from its entry (so that the same change costs nothing the second
+time: clocks and nonces), then message starts and marks inside long messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.ring import weakest
+
+FIRST_MARK = 64
+"""Tokens between a message's end and the last mark inside it; the gaps before it double."""
+
+DECODE_GAP = 512
+"""Generated tokens between two states kept while decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """What the cache may know of a prompt beyond its ids. All positions count tokens from its start.
+
+    Attributes:
+        message_starts: where messages begin, ascending.
+        shared_points: positions that every next render of this conversation shares, ascending.
+        last_user_start: where the last user query begins; None when there is none.
+        system_end: end of the system and tools block; 0 when there is none.
+    """
+
+    message_starts: tuple[int, ...] = ()
+    shared_points: tuple[int, ...] = ()
+    last_user_start: int | None = None
+    system_end: int = 0
+
+    @property
+    def keep(self) -> frozenset[int]:
+        """Positions that the next turn most likely goes back to: a ring must not thin them."""
+        last_user = () if self.last_user_start is None else (self.last_user_start,)
+        return frozenset(p for p in (*self.shared_points, *last_user, self.system_end) if p > 0)
+
+
+def choose_captures(
+    shape: PromptShape, *, start: int, end: int, diverged_at: int | None, max_count: int
+) -> tuple[int, ...]:
+    """The positions p with ``start`` < p < ``end`` to keep a state at, ascending.
+
+    Args:
+        shape: the prompt's boundaries.
+        start: first id to feed.
+        end: the prompt's length; the state there is the live one.
+        diverged_at: where the prompt left its entry, or None.
+        max_count: positions at most; the worthiest stay.
+    """
+
+    def inside(positions: Sequence[int]) -> list[int]:
+        return [p for p in positions if start < p < end]
+
+    last_user = () if shape.last_user_start is None else (shape.last_user_start,)
+    diverged = () if diverged_at is None else (diverged_at,)
+    # dict.fromkeys: unique, in order of worth
+    first_class = list(
+        dict.fromkeys(inside((*reversed(shape.shared_points), *last_user, shape.system_end, *diverged)))
+    )[:max_count]
+    others = set(inside(shape.message_starts)) | set(_marks(shape.message_starts, start, end))
+    return _thinned(set(first_class) | others, set(first_class), end, max_count)
+
+
+def _marks(message_starts: Sequence[int], start: int, end: int) -> list[int]:
+    """Marks in every message that reaches into (start, end): gaps double away from its end."""
+    starts = sorted({0, *message_starts})
+    marks: list[int] = []
+    for begin, stop in zip(starts, [*starts[1:], end], strict=True):
+        gap, mark = FIRST_MARK, stop - FIRST_MARK
+        # A mark closer to the message's start than to its neighbour adds nothing to that start.
+        while mark - begin > gap // 2 and mark > start:
+            if mark < end:
+                marks.append(mark)
+            gap *= 2
+            mark -= gap
+    return marks
+
+
+def _thinned(positions: set[int], keep: set[int], end: int, max_count: int) -> tuple[int, ...]:
+    """``positions`` cut to ``max_count`` by the ring's own rule, so that what is taken is what stays."""
+    kept = sorted(positions)
+    while len(kept) > max_count:
+        index = weakest(kept, end, keep)
+        if index is None:
+            # Only the ends and the first-class positions are left: an end that is not one gives way.
+            index = next(i for i in (0, len(kept) - 1) if kept[i] not in keep)
+        del kept[index]
+    return tuple(kept)
+
+
+def due_while_decoding(length: int, newest: int) -> bool:
+    """Whether a reply that has grown to ``length`` tokens should keep a state, the newest being at
+    ``newest``."""
+    return length - newest >= DECODE_GAP

@@ -1,0 +1,87 @@
+"""What the store chose for one prompt, and why: read by the engine, explained to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cache.boundaries import PromptShape
+from cache.entry import Entry, RunningEntry
+from cache.planner import CrossTurnSlotId, FullRefill, PrefixRestorePlan, TokenIds
+
+Origin = Literal["none", "slot", "running", "shared"]
+"""Where the reused ids come from: nowhere, an entry at rest of the slot, a request of the slot that
+still runs, or the system and tools block of another slot of the tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One plan and the entry it is for. Valid until the store is next changed.
+
+    Attributes:
+        slot: the request's slot.
+        tenant: the request's tenant.
+        prompt_ids: uint32 [n], the ids to stand for.
+        shape: the prompt's boundaries.
+        plan: what is reused.
+        origin: where from.
+        forks: True when the entry stays whole and its prefix is copied, False when it moves.
+        captures: positions to keep a state at while the rest is fed, ascending.
+        source: the entry that is reused or, in a full refill, the nearest one; None when the slot is
+            empty.
+    """
+
+    slot: CrossTurnSlotId
+    tenant: str | None
+    prompt_ids: TokenIds = field(repr=False)
+    shape: PromptShape
+    plan: PrefixRestorePlan
+    origin: Origin
+    forks: bool
+    captures: tuple[int, ...]
+    source: Entry | RunningEntry | None = field(repr=False)
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The position of the first id that differs from the entry's; None when none does."""
+        return diverged_at(self.plan, len(self.prompt_ids))
+
+    def reason(self, where: Callable[[int], str] = "token {}".format) -> str:
+        """One sentence: what was reused and why no more.
+
+        Args:
+            where: names a position for a reader, e.g. ``message 4 (user)``.
+        """
+        plan = self.plan
+        if plan.mismatch is not None:
+            return f"The retained entry has another {plan.mismatch}, so nothing of it can be reused."
+        if self.source is None:
+            return "Nothing is retained for this session yet."
+        if plan.shared_token_prefix_len == 0:
+            return "The prompt differs from everything retained at its first token."
+        reused = self._reused()
+        left = self.diverged_at
+        if left is not None:
+            return f"The prompt leaves the retained entry in {where(left)}; {reused}."
+        if plan.shared_token_prefix_len == len(self.prompt_ids):
+            return f"The whole prompt is retained, and its last token must be fed anew; {reused}."
+        return f"The prompt continues the retained entry; {reused}."
+
+    def _reused(self) -> str:
+        plan = self.plan
+        if isinstance(plan.mode, FullRefill):
+            return "no checkpoint lies before that point"
+        whence = {
+            "none": "",
+            "slot": "",
+            "running": ", copied from a request that still runs",
+            "shared": ", copied from the system prompt of another session",
+        }[self.origin]
+        return f"{plan.reusable_len} tokens are reused{whence}"
+
+
+def diverged_at(plan: PrefixRestorePlan, n_prompt: int) -> int | None:
+    """Where a prompt of ``n_prompt`` ids left its entry, if both go on after the shared ids."""
+    shared = plan.shared_token_prefix_len
+    return shared if 0 < shared < min(plan.old_represented_len, n_prompt) else None

@@ -1,0 +1,117 @@
+"""Keeps the few checkpoints of one entry: sparse, spread, and bounded in count and in bytes.
+
+Pure: decides by positions and bytes, never looks into a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from cache.state import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RingLimits:
+    """How much one entry's ring may hold.
+
+    Attributes:
+        max_count: checkpoints at most.
+        max_ratio: bytes at most, as a share of the live state's bytes.
+        min_count: checkpoints that are allowed whatever their bytes: in a short conversation one
+            recurrent state already weighs as much as all KV rows together.
+    """
+
+    max_count: int = 16
+    max_ratio: float = 0.25
+    min_count: int = 3
+
+    def __post_init__(self) -> None:
+        if self.max_count < 2 or self.min_count < 2 or self.max_ratio < 0:
+            raise ValueError("a ring holds at least its first and its newest checkpoint")
+
+
+def weakest(positions: Sequence[int], end: int, keep: Collection[int] = ()) -> int | None:
+    """The index in ``positions`` (ascending) that is missed least, or None when none may go.
+
+    What dropping a position costs is the gap it opens, weighed by its distance from ``end``: an
+    edit far back re-reads much in any case, one near the end should not. So the smallest gap goes
+    first and gaps come to grow with the distance. The first and the newest position never go, nor
+    those in ``keep``.
+    """
+    candidates = [i for i in range(1, len(positions) - 1) if positions[i] not in keep]
+    if not candidates:
+        return None
+    return min(
+        candidates,
+        key=lambda i: (positions[i + 1] - positions[i - 1]) / max(1, end - positions[i]),
+    )
+
+
+class CheckpointRing:
+    """The checkpoints of one entry, ascending by length, one for a length."""
+
+    def __init__(self, limits: RingLimits, checkpoints: Iterable[Checkpoint] = ()) -> None:
+        self.limits = limits
+        self._by_length = {c.length: c for c in sorted(checkpoints, key=lambda c: c.length)}
+
+    def __len__(self) -> int:
+        return len(self._by_length)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Positions held, ascending, in tokens."""
+        return tuple(self._by_length)
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """What is held, ascending by length."""
+        return tuple(self._by_length.values())
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all checkpoints held."""
+        return sum(c.n_bytes for c in self._by_length.values())
+
+    def at(self, length: int) -> Checkpoint:
+        """The checkpoint at exactly ``length``.
+
+        Raises:
+            KeyError: none is held there.
+        """
+        return self._by_length[length]
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Hold ``checkpoint``; one that is already held at its length stays (they are equal)."""
+        if checkpoint.length in self._by_length:
+            return
+        held = [*self._by_length.values(), checkpoint]
+        self._by_length = {c.length: c for c in sorted(held, key=lambda c: c.length)}
+
+    def remove(self, length: int) -> Checkpoint:
+        """Let go of the checkpoint at ``length`` and return it."""
+        return self._by_length.pop(length)
+
+    def retain(self, survives: Callable[[int], bool]) -> None:
+        """Keep only the checkpoints whose length ``survives``."""
+        self._by_length = {n: c for n, c in self._by_length.items() if survives(n)}
+
+    def thin(self, *, end: int, live_bytes: int, keep: Collection[int] = ()) -> None:
+        """Drop the weakest checkpoints until the limits hold.
+
+        Args:
+            end: length of the live state, in tokens; distances are measured from it.
+            live_bytes: bytes of the live state, which the byte limit is a share of.
+            keep: lengths that must stay; like the first and the newest they may exceed the limits.
+        """
+        while self._exceeds(live_bytes):
+            lengths = self.lengths
+            index = weakest(lengths, end, keep)
+            if index is None:
+                return
+            self.remove(lengths[index])
+
+    def _exceeds(self, live_bytes: int) -> bool:
+        if len(self) > self.limits.max_count:
+            return True
+        return len(self) > self.limits.min_count and self.n_bytes > self.limits.max_ratio * live_bytes

@@ -1,0 +1,93 @@
+"""Slots: the private memories, each with the few conversations it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cache.entry import Entry
+from cache.planner import CrossTurnSlotId, longest_common_token_prefix
+
+
+class Slot:
+    """One session's entries at rest, in order of saving.
+
+    A slot belongs to one tenant for good: its id is derived from the tenant.
+    """
+
+    def __init__(self, slot_id: CrossTurnSlotId, tenant: str | None) -> None:
+        self.id = slot_id
+        self.tenant = tenant
+        self.n_hits = 0
+        self._entries: dict[int, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._entries.values()))
+
+    def add(self, entry: Entry) -> None:
+        """Take ``entry`` in and learn what it shares with the others."""
+        assert entry.slot == self.id
+        assert entry.tenant == self.tenant
+        entry.shared_with = {}
+        for other in self._entries.values():
+            shared = longest_common_token_prefix(entry.ids.view, other.ids.view)
+            entry.shared_with[other.number] = other.shared_with[entry.number] = shared
+        self._entries[entry.number] = entry
+
+    def remove(self, entry: Entry) -> None:
+        """Let ``entry`` go."""
+        del self._entries[entry.number]
+        for other in self._entries.values():
+            del other.shared_with[entry.number]
+
+    def rebuild_work(self, entry: Entry) -> int:
+        """Tokens to feed again if ``entry`` were gone, the slot's other entries being there."""
+        covered = max((_deepest(other, n) for other, n in self._siblings(entry)), default=0)
+        return len(entry) - covered
+
+    def _siblings(self, entry: Entry) -> Iterator[tuple[Entry, int]]:
+        for number, shared in entry.shared_with.items():
+            yield self._entries[number], shared
+
+
+def _deepest(entry: Entry, shared: int) -> int:
+    """The deepest position of ``entry``, at most ``shared``, that one can go back to."""
+    if shared == len(entry):
+        return shared
+    return max((n for n in entry.ring.lengths if n <= shared), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """One entry, for people: lengths in tokens, ages in seconds."""
+
+    number: int
+    n_tokens: int
+    n_bytes: int
+    checkpoints: tuple[int, ...]
+    age_s: float
+    idle_s: float
+    n_hits: int
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """One slot, for people."""
+
+    slot: CrossTurnSlotId
+    tenant: str | None
+    entries: tuple[EntryInfo, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens over all entries."""
+        return sum(e.n_tokens for e in self.entries)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes over all entries."""
+        return sum(e.n_bytes for e in self.entries)
