@@ -1,0 +1,155 @@
+"""Brings OpenAI's messages into the form that Qwen3.5's templates take, or says what is wrong where.
+
+* ``developer`` is ``system``. Leading system messages are merged, joined by a blank line; a later one
+  stays where it stands (role :data:`LATE_SYSTEM`), so that the prompt before it does not change.
+* Text parts are joined with nothing between them, in order, as the templates join them.
+* An assistant's ``reasoning_content`` or ``reasoning`` is its thought; where neither is sent, a thought
+  in tags at the very head of the content is taken out of it. Tags further on are text.
+* A call's arguments are the object they encode. Text that encodes no object is kept as it is, as the
+  one argument ``arguments``; nothing at all (``""``, ``null``) is no arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model.errors import InputError
+
+LATE_SYSTEM = "late_system"
+ROLES = ("system", "developer", "user", "assistant", "tool")
+THINK, END_THINK = "<think>", "</think>"
+
+Message = dict[str, Any]
+
+
+def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages with only ``role``, ``content`` (a string) and, for an assistant, ``reasoning_content``
+    and ``tool_calls`` (arguments always a mapping).
+
+    Raises:
+        InputError: naming ``messages[i]`` and the field at fault.
+    """
+    if not messages:
+        raise InputError("messages must hold at least one message", param="messages")
+    normal: list[Message] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise InputError(f"{where} must be an object", param=where)
+        normal.append(_one(message, where))
+    return _merge_leading_system(normal)
+
+
+def _one(message: Mapping[str, Any], where: str) -> Message:
+    role = message.get("role")
+    if role in ("system", "developer"):
+        return {"role": "system", "content": _text(message, where)}
+    if role == "user":
+        return {"role": "user", "content": _text(message, where)}
+    if role == "tool":
+        # A tool that returned nothing is sent as null by some clients.
+        content = "" if message.get("content") is None else _text(message, where)
+        return {"role": "tool", "content": content}
+    if role == "assistant":
+        return _assistant(message, where)
+    raise InputError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
+
+
+def _assistant(message: Mapping[str, Any], where: str) -> Message:
+    for field in ("audio", "function_call"):
+        if message.get(field) is not None:
+            raise InputError(f"{where}.{field} is not supported", param=f"{where}.{field}")
+    content = "" if message.get("content") is None else _text(message, where)
+    if not content and isinstance(message.get("refusal"), str):
+        content = message["refusal"]
+    normal: Message = {"role": "assistant", "content": content}
+    reasoning = _reasoning(message, where)
+    if reasoning is None and content.lstrip().startswith(THINK) and END_THINK in content:
+        thought, _, content = content.lstrip().removeprefix(THINK).partition(END_THINK)
+        reasoning = thought.strip()
+        normal["content"] = content.lstrip()
+    if reasoning is not None:
+        normal["reasoning_content"] = reasoning
+    calls = message.get("tool_calls")
+    if calls:
+        normal["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(_list(calls, where))
+        ]
+    return normal
+
+
+def _reasoning(message: Mapping[str, Any], where: str) -> str | None:
+    for field in ("reasoning_content", "reasoning"):
+        value = message.get(field)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise InputError(f"{where}.{field} must be a string", param=f"{where}.{field}")
+        return value
+    return None
+
+
+def _list(calls: object, where: str) -> Sequence[object]:
+    if isinstance(calls, str) or not isinstance(calls, Sequence):
+        raise InputError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
+    return calls
+
+
+def _call(call: object, where: str) -> Message:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        raise InputError(f"{where} must be a function call with a name", param=where)
+    arguments = _arguments(function.get("arguments"), where)
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(arguments: object, where: str) -> dict[str, Any]:
+    if arguments is None or isinstance(arguments, Mapping):
+        return dict(arguments or {})
+    if not isinstance(arguments, str):
+        param = f"{where}.function.arguments"
+        raise InputError(f"{param} must be a string or an object", param=param)
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return {"arguments": arguments}
+    if parsed is None:
+        return {}
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+
+
+def _text(message: Mapping[str, Any], where: str) -> str:
+    """The content as one string."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    where = f"{where}.content"
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        raise InputError(f"{where} must be a string or a list of text parts", param=where)
+    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    field = {"text": "text", "refusal": "refusal"}.get(kind) if isinstance(kind, str) else None
+    if not isinstance(part, Mapping) or field is None:
+        raise InputError(f"{where}: parts of type {kind!r} are not supported, only text", param=where)
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise InputError(f"{where}.{field} must be a string", param=f"{where}.{field}")
+    return text
+
+
+def _merge_leading_system(messages: list[Message]) -> list[Message]:
+    """One system message at the head at most; later ones get the role :data:`LATE_SYSTEM`."""
+    n_leading = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    for message in messages[n_leading:]:
+        if message["role"] == "system":
+            message["role"] = LATE_SYSTEM
+    if n_leading < 2:
+        return messages
+    merged = "\n\n".join(message["content"] for message in messages[:n_leading] if message["content"])
+    return [{"role": "system", "content": merged}, *messages[n_leading:]]
