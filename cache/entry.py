@@ -7,12 +7,18 @@ only that request may touch. An entry's ids are always the ids that were fed, no
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import InitVar, dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from cache.planner import CrossTurnPrefixEntry, CrossTurnPrefixMetadata, CrossTurnSlotId, TokenIds
+from cache.planner import (
+    CrossTurnPrefixEntry,
+    CrossTurnPrefixMetadata,
+    CrossTurnSlotId,
+    TokenIds,
+    checkpoint_survives_save,
+)
 from cache.ring import CheckpointRing
 from cache.state import Checkpoint, SequenceState
 
@@ -130,13 +136,16 @@ class Entry(Conversation):
 
     Attributes:
         state: stands after exactly the ids.
-        used_at: when it was last saved or forked from.
+        used_at: when it was last saved.
         shared_with: ids in common with each other entry of the slot, by its number.
     """
 
     state: SequenceState
     used_at: float
     shared_with: dict[int, int] = field(default_factory=dict)
+
+    is_lent: ClassVar[bool] = False
+    can_fork: ClassVar[bool] = True
 
     @property
     def n_own_bytes(self) -> int:
@@ -151,12 +160,27 @@ class Entry(Conversation):
         """A state of its own at ``checkpoint``, one of this entry's ring or of its end."""
         return self.state.fork(checkpoint)
 
+    def copy(self, number: int, slot: CrossTurnSlotId, now: float) -> Entry:
+        """The same conversation under another slot: nothing is shared, only the end is kept."""
+        return replace(
+            self,
+            number=number,
+            slot=slot,
+            ids=self.ids.copy(len(self)),
+            ring=CheckpointRing(self.ring.limits),
+            state=self.state.fork(self.state.snapshot()),
+            n_hits=0,
+            used_at=now,
+            shared_with={},
+        )
+
     def check(self) -> None:
         """Assert invariant 1 and that the ring lies within the history."""
-        assert self.state.length == len(self.ids), (self.state.length, len(self.ids))
+        n = len(self)
+        assert self.state.length == n, f"the state stands at {self.state.length}, {n} ids were fed"
         self.state.check()
-        assert all(0 < n < len(self.ids) for n in self.ring.lengths), (self.ring.lengths, len(self.ids))
-        assert all(n == c.length for n, c in zip(self.ring.lengths, self.ring.checkpoints, strict=True))
+        assert all(checkpoint_survives_save(length, n, n) for length in self.ring.lengths), self.ring.lengths
+        assert self.ring.lengths == tuple(c.length for c in self.ring.checkpoints)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -164,39 +188,43 @@ class RunningEntry(Conversation):
     """The one entry a request feeds. Its bytes stay counted and nothing of it can be evicted.
 
     Whoever feeds the state also feeds ``ids``; earlier states join the ring by :meth:`capture`.
+
+    Attributes:
+        live: the state, as long as it is not lent; read it through :attr:`state`.
+        lent: who answers for the state while it is lent.
+        is_forgotten: its session was deleted meanwhile; it will not be kept.
     """
 
-    first_state: InitVar[SequenceState]
+    live: SequenceState | None
+    lent: LentState | None = None
+    is_forgotten: bool = False
 
-    def __post_init__(self, first_state: SequenceState) -> None:
-        self._state: SequenceState | None = first_state
-        self._lent: LentState | None = None
-        self._n_state_bytes = first_state.n_bytes
+    def __post_init__(self) -> None:
+        self._n_state_bytes = self.state.n_bytes
 
     @property
     def state(self) -> SequenceState:
         """The live state. Must not be asked for while it is lent."""
-        assert self._state is not None, "the state is lent"
-        return self._state
+        assert self.live is not None, "the state is lent"
+        return self.live
 
     @property
     def is_lent(self) -> bool:
         """Whether somebody else holds the state."""
-        return self._state is None
+        return self.live is None
 
     @property
     def n_own_bytes(self) -> int:
         """Bytes of state and ids, without the ring."""
-        if self._state is not None:
-            self._n_state_bytes = self._state.n_bytes
-        elif self._lent is not None:
-            self._n_state_bytes = self._lent.n_bytes
+        holder = self.lent if self.live is None else self.live
+        if holder is not None:
+            self._n_state_bytes = holder.n_bytes
         return self._n_state_bytes + self.ids.n_bytes
 
     @property
     def can_fork(self) -> bool:
         """Whether another request may branch off here now."""
-        return self._state is not None or self._lent is not None
+        return self.live is not None or self.lent is not None
 
     def lend(self, lent: LentState | None = None) -> SequenceState:
         """Hand the state over, to a decoding batch for instance.
@@ -207,25 +235,51 @@ class RunningEntry(Conversation):
         """
         state = self.state
         self._n_state_bytes = state.n_bytes
-        self._state, self._lent = None, lent
+        self.live, self.lent = None, lent
         return state
 
     def give_back(self, state: SequenceState) -> None:
-        """End :meth:`lend`: ``state`` stands after exactly ``ids``."""
-        assert self._state is None, "the state was not lent"
-        self._state, self._lent = state, None
+        """End :meth:`lend`: ``state`` stands after exactly the ids."""
+        assert self.live is None, "the state was not lent"
+        self.live, self.lent = state, None
 
     def fork_state(self, checkpoint: Checkpoint) -> SequenceState:
         """A state of its own at ``checkpoint``, one of this entry's ring."""
-        source = self._state if self._state is not None else self._lent
-        assert source is not None, "nobody can fork a state that is lent without an answerer"
-        return source.fork(checkpoint)
+        holder = self.lent if self.live is None else self.live
+        assert holder is not None, "nobody can fork a state that is lent without an answerer"
+        return holder.fork(checkpoint)
 
     def capture(self, checkpoint: Checkpoint) -> None:
-        """Keep ``checkpoint``, taken at ``checkpoint.length`` of the ids fed (or being fed)."""
+        """Keep ``checkpoint``, taken after the first ``checkpoint.length`` of the ids fed."""
         self.ring.add(checkpoint)
-        live_bytes = self.n_own_bytes
-        self.ring.thin(end=max(len(self.ids), checkpoint.length), live_bytes=live_bytes, keep=self.keep)
+        n_live_bytes = self.n_own_bytes - self.ids.n_bytes
+        self.ring.thin(end=max(len(self), checkpoint.length), live_bytes=n_live_bytes, keep=self.keep)
+
+    def rewind(self, checkpoint: Checkpoint) -> None:
+        """Go back to ``checkpoint``, taken on this state: what was fed after it is forgotten."""
+        self.state.restore(checkpoint)
+        self.ids.truncate(checkpoint.length)
+        n = len(self)
+        self.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
+
+    def branch(self, number: int) -> RunningEntry:
+        """Another running entry at the same position; of the state a copy, of the ring the same values."""
+        return replace(
+            self,
+            number=number,
+            ids=self.ids.copy(len(self)),
+            ring=CheckpointRing(self.ring.limits, self.ring.checkpoints),
+            n_hits=0,
+            live=self.state.fork(self.state.snapshot()),
+        )
+
+    def at_rest(self, now: float) -> Entry:
+        """What this becomes when it is saved: only checkpoints that stay valid, and no more than fit."""
+        n, state = len(self), self.state
+        self.ring.retain(lambda length: checkpoint_survives_save(length, n, n))
+        self.ring.thin(end=n, live_bytes=state.n_bytes, keep=self.keep)
+        known = {f.name: getattr(self, f.name) for f in fields(Conversation)}
+        return Entry(**known, state=state, used_at=now)
 
     def as_prefix(self) -> CrossTurnPrefixEntry:
         """This entry as the planner sees it: only its checkpoints are on offer, not its moving end."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cache.entry import Entry
+from cache.entry import Entry, RunningEntry
 from cache.planner import CrossTurnSlotId, longest_common_token_prefix
 
 
@@ -18,7 +18,6 @@ class Slot:
     def __init__(self, slot_id: CrossTurnSlotId, tenant: str | None) -> None:
         self.id = slot_id
         self.tenant = tenant
-        self.n_hits = 0
         self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
@@ -91,3 +90,23 @@ class SlotInfo:
     def n_bytes(self) -> int:
         """Bytes over all entries."""
         return sum(e.n_bytes for e in self.entries)
+
+
+def describe(conversations: Iterable[Entry | RunningEntry], now: float) -> tuple[SlotInfo, ...]:
+    """Group ``conversations`` by slot, for people; ``now`` in seconds of the store's clock."""
+    by_slot: dict[CrossTurnSlotId, list[EntryInfo]] = {}
+    tenants: dict[CrossTurnSlotId, str | None] = {}
+    for c in conversations:
+        info = EntryInfo(
+            number=c.number,
+            n_tokens=len(c),
+            n_bytes=c.n_own_bytes + c.ring.n_bytes,
+            checkpoints=c.ring.lengths,
+            age_s=now - c.created_at,
+            idle_s=0.0 if isinstance(c, RunningEntry) else now - c.used_at,
+            n_hits=c.n_hits,
+            running=isinstance(c, RunningEntry),
+        )
+        by_slot.setdefault(c.slot, []).append(info)
+        tenants[c.slot] = c.tenant
+    return tuple(SlotInfo(slot, tenants[slot], tuple(infos)) for slot, infos in by_slot.items())
