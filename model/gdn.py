@@ -1,0 +1,173 @@
+"""The gated delta rule over many tokens at once, in chunks of 64, with states from anywhere inside.
+
+Per value head, with S [Dv, Dk] and the decay g in log space (Yang et al., "Gated Delta Networks",
+2024; the chunkwise form is the WY representation of Yang et al., "Parallelizing Linear Transformers
+with the Delta Rule", 2024)::
+
+    S <- exp(g) S;  S <- S + beta (v - S k) k^T;  o = S q
+
+Inside a chunk, with G = cumsum(g) and D_ij = exp(G_i - G_j) for i >= j::
+
+    A = strictly lower(beta_i (k_i . k_j) D_ij);  T = (I + A)^-1
+    U = T (beta V);  W = T (beta exp(G) K)
+    V' = U - W S^T                            serial over chunks, with
+    S <- exp(G_C) S + V'^T (exp(G_C - G) K)
+    O = exp(G) Q S^T + (Q K^T * D) V'
+
+Row i of V' depends on rows up to i only. So the state after r tokens of a chunk needs no second pass:
+it is the same update with the first r rows and with G_r in the place of G_C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+CHUNK = 64
+_BLOCK = 16
+
+
+def chunked_delta_rule(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_decay: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    capture_at: Sequence[int] = (),
+) -> tuple[mx.array, mx.array, list[mx.array]]:
+    """Feed T tokens of one sequence.
+
+    Args:
+        q, k: [T, Hk, Dk], normalised, q scaled.
+        v: [T, Hv, Dv]; Hv is a multiple of Hk, value head h reads key head h // (Hv / Hk).
+        log_decay, beta: [T, Hv], float32.
+        state: [Hv, Dv, Dk], float32.
+        capture_at: token counts in 1..T after which the state is wanted, ascending.
+
+    Returns:
+        Outputs [T, Hv, Dv] in the dtype of ``v``, the state after T tokens, the states asked for.
+    """
+    n_tokens, n_key_heads, _ = k.shape
+    n_value_heads = v.shape[1]
+    size = min(CHUNK, -(-n_tokens // _BLOCK) * _BLOCK)
+    n_chunks = -(-n_tokens // size)
+    grouped = (n_key_heads, n_value_heads // n_key_heads)
+    q, k = (_chunks(x.astype(mx.float32), n_chunks, size)[:, None] for x in (q, k))  # [Hk, 1, N, C, Dk]
+    values = _chunks(v.astype(mx.float32), n_chunks, size)  # [Hv, N, C, Dv]
+    values = values.reshape(*grouped, *values.shape[1:])  # [Hk, R, N, C, Dv]
+    beta = _chunks(beta[..., None], n_chunks, size).reshape(*grouped, n_chunks, size, 1)
+    total = mx.cumsum(
+        _chunks(log_decay[..., None], n_chunks, size).reshape(*grouped, n_chunks, size), axis=-1
+    )
+    decay = _decay_matrix(total)  # [Hk, R, N, C, C]
+
+    kt = k.swapaxes(-1, -2)
+    inverse = unit_lower_inverse(mx.tril((k @ kt) * decay * beta, -1))
+    u = inverse @ (beta * values)
+    w = inverse @ ((beta * mx.exp(total)[..., None]) * k)
+    to_end = mx.exp(total[..., -1:] - total)[..., None] * k  # [Hk, R, N, C, Dk]
+
+    start = state.reshape(*grouped, *state.shape[1:])
+    starts, news = _carry(u, w, to_end, mx.exp(total[..., -1]), start)
+    stacked = mx.stack(starts[:-1], axis=2)  # [Hk, R, N, Dv, Dk]
+    new = mx.stack(news, axis=2)  # [Hk, R, N, C, Dv]
+    out = (mx.exp(total)[..., None] * q) @ stacked.swapaxes(-1, -2) + ((q @ kt) * decay) @ new
+    out = out.reshape(n_value_heads, n_chunks * size, -1)[:, :n_tokens].swapaxes(0, 1)
+
+    captured = []
+    for position in capture_at:
+        n, r = divmod(position - 1, size)
+        weight = mx.exp(total[:, :, n, r : r + 1] - total[:, :, n, : r + 1])[..., None]
+        added = news[n][..., : r + 1, :].swapaxes(-1, -2) @ (weight * k[:, :, n, : r + 1])
+        kept = mx.exp(total[:, :, n, r])[..., None, None] * starts[n]
+        captured.append((kept + added).reshape(state.shape))
+    return out.astype(v.dtype), starts[-1].reshape(state.shape), captured
+
+
+def delta_rule_step(
+    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Feed one token to each of B sequences.
+
+    Args:
+        q, k: [B, Hk, Dk], normalised, q scaled; v: [B, Hv, Dv]; log_decay, beta: [B, Hv], float32.
+        state: [B, Hv, Dv, Dk], float32.
+
+    Returns:
+        Outputs [B, Hv, Dv] in the dtype of ``v``, and the states.
+    """
+    repeat = v.shape[1] // k.shape[1]
+    q, k = (mx.repeat(x.astype(mx.float32), repeat, axis=1)[:, :, None] for x in (q, k))  # [B, Hv, 1, Dk]
+    state = mx.exp(log_decay)[..., None, None] * state
+    error = v.astype(mx.float32)[..., None] - (state * k).sum(-1, keepdims=True)  # [B, Hv, Dv, 1]
+    state = state + (beta[..., None, None] * error) * k
+    return (state * q).sum(-1).astype(v.dtype), state
+
+
+def unit_lower_inverse(a: mx.array) -> mx.array:
+    """(I + A)^-1 for strictly lower triangular A [..., C, C], C a multiple of 16 up to 64.
+
+    Forward substitution in all 16 x 16 diagonal blocks at once, then merges of neighbours. A power
+    series would need fewer steps, but keys that resemble each other (repeated text) make its terms
+    grow to thousands and cancel: no digit is left.
+    """
+    size = a.shape[-1]
+    blocks = size // _BLOCK
+    diagonal = mx.stack(
+        [a[..., b * _BLOCK : (b + 1) * _BLOCK, b * _BLOCK : (b + 1) * _BLOCK] for b in range(blocks)], axis=-3
+    )  # [..., C / 16, 16, 16]
+    identity = mx.broadcast_to(mx.eye(_BLOCK), diagonal.shape)
+    inverse = identity[..., :1, :]
+    for i in range(1, _BLOCK):
+        row = identity[..., i : i + 1, :] - diagonal[..., i : i + 1, :i] @ inverse
+        inverse = mx.concatenate([inverse, row], axis=-2)
+    parts = [inverse[..., b, :, :] for b in range(blocks)]
+    starts = list(range(0, size, _BLOCK))
+    while len(parts) > 1:
+        merged = [_merge(a, parts[i : i + 2], starts[i : i + 2]) for i in range(0, len(parts), 2)]
+        parts, starts = merged, starts[::2]
+    return parts[0]
+
+
+def _merge(a: mx.array, parts: list[mx.array], starts: list[int]) -> mx.array:
+    """The inverse over two neighbouring diagonal blocks, from theirs; a lone block stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    upper, lower = parts
+    middle, end = starts[1], starts[1] + lower.shape[-1]
+    corner = -(lower @ a[..., middle:end, starts[0] : middle] @ upper)
+    right = mx.zeros((*upper.shape[:-1], lower.shape[-1]), upper.dtype)
+    return mx.concatenate(
+        [mx.concatenate([upper, right], axis=-1), mx.concatenate([corner, lower], axis=-1)], axis=-2
+    )
+
+
+def _carry(
+    u: mx.array, w: mx.array, to_end: mx.array, decay: mx.array, state: mx.array
+) -> tuple[list[mx.array], list[mx.array]]:
+    """The serial part: N + 1 states at the chunks' borders, and V' of each chunk."""
+    states, news = [state], []
+    for n in range(u.shape[2]):
+        new = u[:, :, n] - w[:, :, n] @ state.swapaxes(-1, -2)
+        state = decay[:, :, n, None, None] * state + new.swapaxes(-1, -2) @ to_end[:, :, n]
+        states.append(state)
+        news.append(new)
+    return states, news
+
+
+def _decay_matrix(total: mx.array) -> mx.array:
+    """exp(G_i - G_j) for i >= j, else 0. Masked before the exp: the upper half would overflow."""
+    size = total.shape[-1]
+    lower = mx.tril(mx.ones((size, size), mx.bool_))
+    difference = total[..., :, None] - total[..., None, :]
+    return mx.exp(mx.where(lower, difference, -mx.inf))
+
+
+def _chunks(x: mx.array, n_chunks: int, size: int) -> mx.array:
+    """[T, H, D] to [H, N, C, D]; the padding is zero, which neither decays nor writes."""
+    missing = n_chunks * size - x.shape[0]
+    if missing:
+        x = mx.pad(x, [(0, missing), (0, 0), (0, 0)])
+    return x.reshape(n_chunks, size, x.shape[1], x.shape[2]).transpose(2, 0, 1, 3)
