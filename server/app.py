@@ -1,0 +1,37 @@
+"""Puts the routes, the errors and the headers for browsers together."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from . import errors
+from .gateway import Gateway
+from .openapi import document
+from .routes import chat, health, models
+from .schema_chat import ChatRequest
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The ASGI application over ``gateway``."""
+    app = FastAPI(
+        title="crossturn",
+        version=version("crossturn"),
+        summary="OpenAI-compatible chat over Qwen3.5 hybrid models that never reads a conversation twice",
+    )
+    errors.install(app)
+    # Preflights carry no key: the middleware answers them before any route asks for one.
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=gateway.settings.cors_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["*"],
+        max_age=3600,
+    )
+    for family in (chat, models, health):
+        app.include_router(family.router(gateway))
+    document(app, [ChatRequest])
+    return app

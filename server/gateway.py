@@ -1,0 +1,82 @@
+"""Where requests come in from HTTP and meet the model: bodies, the worker thread, runs, the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from .client import EngineClient
+from .errors import UnavailableError
+from .events import Failed
+from .log import RequestRecord
+from .run import Run
+from .served import Served
+from .settings import Settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass
+class Gateway:
+    """What every route works with; lives on the event loop.
+
+    Args:
+        engine: does the work.
+        served: the model.
+        settings: the operator's decisions.
+        clock: seconds, monotonic.
+    """
+
+    engine: EngineClient
+    served: Served
+    settings: Settings
+    clock: Callable[[], float] = time.monotonic
+    _live: set[Run] = field(default_factory=set)
+    _is_draining: bool = False
+    _worker: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="render")
+    )
+
+    async def on_worker(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` on the one thread that parses and renders, so that the loop stays free."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, lambda: fn(*args, **kwargs))
+
+    def new_run(self, request_id: str) -> Run:
+        """A run that the drain will know of.
+
+        Raises:
+            UnavailableError: the server is about to stop.
+        """
+        if self._is_draining:
+            raise UnavailableError("The server is shutting down.", code="shutting_down", retry_after_s=10)
+        record = RequestRecord(request_id, self.clock)
+        return Run(self.engine, record, live=self._live, stall_s=self.settings.stall_s)
+
+    async def drain(self) -> None:
+        """Take no more requests; let those that run finish within the settings' time, then end them."""
+        self._is_draining = True
+        if self._live:
+            ends = [asyncio.ensure_future(run.ended.wait()) for run in self._live]
+            await asyncio.wait(ends, timeout=self.settings.drain_s)
+            self.end_runs()
+            await asyncio.wait(ends)
+
+    def end_runs(self) -> None:
+        """End every run now, with an error that says why."""
+        for run in self._live:
+            run.fail(Failed("The server is shutting down.", kind="overloaded", retry_after_s=10))
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id in OpenAI's form."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,75 @@
+"""Starts everything in order: cheap checks, the model, then HTTP. Imports MLX: prepare the backend first."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from model.chat import ChatFormat
+from model.hub import resolve
+from model.tokenizer import TextTokenizer
+
+from .assembly import EngineOptions
+from .client import ModelInfo
+from .engine import Engine
+from .gateway import Gateway
+from .lifetime import serve_http
+from .listen import url_of
+from .loop import LoopOptions
+from .sampling_fields import read_defaults
+from .served import Served
+from .settings import Settings
+
+
+def launch(settings: Settings, listener: socket.socket) -> None:
+    """Load the model and serve it on ``listener`` until a signal ends it.
+
+    Raises:
+        ModelError: the model cannot be found or loaded.
+    """
+    path = resolve(settings.model)
+    tokenizer = TextTokenizer.from_dir(path)
+    chat = ChatFormat(tokenizer)
+    sampling = read_defaults(path)
+    engine = Engine(_engine_options(settings, path), tokenizer)
+    info = engine.start()
+    served = Served(
+        names=_names(settings, info),
+        created=int(time.time()),
+        info=info,
+        chat=chat,
+        tokens=tokenizer,
+        sampling=sampling,
+    )
+    gateway = Gateway(engine, served, settings)
+    try:
+        serve_http(gateway, listener, lambda: print(ready_line(listener, info), flush=True))
+    finally:
+        gateway.close()
+        engine.stop(drain_s=0)
+
+
+def ready_line(listener: socket.socket, info: ModelInfo) -> str:
+    """The one line that says that the server is ready, and for what."""
+    return (
+        f"crossturn is ready at {url_of(listener)} with {info.name} on {info.device}: "
+        f"context {info.context_length} tokens, memory budget {info.budget_bytes / 1024**3:.1f} GiB"
+    )
+
+
+def _names(settings: Settings, info: ModelInfo) -> tuple[str, ...]:
+    """What requests may call the model: its aliases first, then its own name and what it was asked for by."""
+    return tuple(dict.fromkeys((*settings.served_model_names, info.name, settings.model)))
+
+
+def _engine_options(settings: Settings, path: Path) -> EngineOptions:
+    shares = settings.share_prefixes
+    return EngineOptions(
+        model_path=path,
+        adapter_path=settings.adapter_path,
+        context_length=settings.context_length,
+        memory_budget=settings.memory_budget_bytes,
+        shares_prefixes=not settings.api_keys if shares is None else shares,
+        loop=LoopOptions(),
+    )

@@ -1,0 +1,78 @@
+"""Runs the HTTP server until a signal ends it, and ends it gently."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from .app import create_app
+from .gateway import Gateway
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that they do not write into one that just closed."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that exits with 0 after a signal.
+
+    The first signal closes the listener and drains the gateway; the second ends the running requests at
+    once; the third waits for nobody.
+
+    Args:
+        on_ready: called once, when requests are taken.
+    """
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._on_ready = on_ready
+        self._n_signals = 0
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn's own raises the signal again at the end, which would make the exit code a failure.
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        self._n_signals += 1
+        self.should_exit = True
+        if self._n_signals == 2:
+            asyncio.get_running_loop().call_soon_threadsafe(self._gateway.end_runs)
+        self.force_exit = self._n_signals > 2
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        drain = asyncio.ensure_future(self._gateway.drain())
+        await super().shutdown(sockets)
+        await drain
+
+
+def serve_http(gateway: Gateway, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve ``gateway`` on ``listener`` until SIGINT or SIGTERM."""
+    config = uvicorn.Config(
+        create_app(gateway),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(gateway.settings.drain_s) + 3,
+    )
+    DrainingServer(config, gateway, on_ready).run(sockets=[listener])

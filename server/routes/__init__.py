@@ -1,0 +1,1 @@
+"""One file for each family of endpoints; each has a ``router(gateway)``."""

@@ -1,0 +1,57 @@
+"""``GET /health``, ``/``, ``/v1`` and ``/version``: open to everybody."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Literal
+
+from fastapi import APIRouter
+from typing_extensions import TypedDict
+
+from server.gateway import Gateway
+
+
+class HealthBody(TypedDict):
+    """The server takes requests; how busy it is."""
+
+    status: Literal["ok"]
+    running: int
+    waiting: int
+
+
+class VersionBody(TypedDict):
+    """The server's version."""
+
+    version: str
+
+
+class WelcomeBody(TypedDict):
+    """What this is, and where its parts are described."""
+
+    name: Literal["crossturn"]
+    version: str
+    documentation: str
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The endpoints that need no key."""
+    routes = APIRouter(tags=["server"])
+    installed = version("crossturn")
+
+    @routes.get("/health", summary="Whether the server takes requests")
+    async def health() -> HealthBody:
+        stats = gateway.engine.stats()
+        return HealthBody(status="ok", running=stats.n_running, waiting=stats.n_waiting)
+
+    @routes.get("/version", summary="The server's version")
+    async def tell_version() -> VersionBody:
+        return VersionBody(version=installed)
+
+    @routes.get("/", summary="What this is")
+    @routes.head("/", include_in_schema=False)
+    @routes.get("/v1", summary="What this is")
+    @routes.head("/v1", include_in_schema=False)
+    async def welcome() -> WelcomeBody:
+        return WelcomeBody(name="crossturn", version=installed, documentation="/docs")
+
+    return routes

@@ -1,0 +1,163 @@
+"""The bodies this server answers with. ``crossturn`` and the reasoning fields are its extensions."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+Finish = Literal["stop", "length", "tool_calls"]
+Mode = Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
+
+
+class PlanBody(TypedDict):
+    """What of the prompt was reused, and why no more."""
+
+    slot: str
+    mode: Mode
+    prompt_tokens: int
+    shared_tokens: int
+    reused_tokens: int
+    prefilled_tokens: int
+    checkpoint: int | None
+    reason: str
+
+
+class PromptDetails(TypedDict):
+    """Of the prompt's tokens: those that were not read again."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    """Of the reply's tokens: those of thoughts."""
+
+    reasoning_tokens: int
+
+
+class Usage(TypedDict):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TopLogprob(TypedDict):
+    """One of the likeliest tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    """The token that was sampled, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(TypedDict):
+    """Log probabilities of the content's tokens."""
+
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class FunctionBody(TypedDict):
+    """A call's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(TypedDict):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class ReplyMessage(TypedDict):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallBody]]
+
+
+class ChatChoice(TypedDict):
+    """One of the replies."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: Logprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(TypedDict):
+    """A whole reply."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    crossturn: PlanBody
+    service_tier: NotRequired[Literal["default"]]
+    metadata: NotRequired[dict[str, str]]
+
+
+class FunctionDelta(TypedDict):
+    """The name, once, and more of the arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """More of a call; ``id``, ``type`` and the name come with its first delta."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
+class ReplyDelta(TypedDict, total=False):
+    """What a message grows by."""
+
+    role: Literal["assistant"]
+    content: str
+    reasoning_content: str
+    reasoning: str
+    tool_calls: list[ToolCallDelta]
+
+
+class ChunkChoice(TypedDict):
+    """What one of the replies grows by."""
+
+    index: int
+    delta: ReplyDelta
+    logprobs: Logprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletionChunk(TypedDict):
+    """A frame of a streamed reply."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage | None]
+    crossturn: NotRequired[PlanBody]
+    service_tier: NotRequired[Literal["default"]]

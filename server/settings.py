@@ -1,0 +1,74 @@
+"""What an operator decides, as one frozen value. ``server/cli.py`` makes it, everybody may read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as ``8GiB``, ``512M``, ``1.5g`` or ``1000000`` in bytes; units are powers of 1024.
+
+    Raises:
+        ValueError: ``text`` is not a positive size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    n_bytes = int(float(match[1]) * 1024 ** _UNITS[match[2]]) if match else 0
+    if n_bytes <= 0:
+        raise ValueError(f"{text!r} is not a size; write it like 8GiB, 512M or 1000000")
+    return n_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One server's configuration.
+
+    Attributes:
+        host, port: where to listen; port 0 takes a free one.
+        model: ``demo``, a directory or a Hub repository.
+        adapter_path: a LoRA adapter to put over the model.
+        served_model_names: further names under which requests may ask for the model.
+        dtype: what to compute in; None leaves it to the backend and the checkpoint.
+        memory_budget_bytes: memory for retained conversations; None takes the machine's default.
+        context_length: at most this many tokens a conversation; None takes the checkpoint's limit.
+        max_running: sequences that decode together at most.
+        share_prefixes: share system-and-tools prefixes between slots of one tenant; None shares
+            exactly when there are no API keys.
+        idle_prefill: read ahead between turns.
+        api_keys: who may ask; empty lets everybody in.
+        cors_origins: browser origins that may call.
+        thinking: whether the model thinks where a request does not say; None leaves it to the template.
+        reasoning_field: under which name thoughts are sent.
+        max_body_bytes: longer request bodies are refused.
+        keep_alive_s: a stream is silent at most that long.
+        stall_s: a request that makes no progress for so long is given up.
+        drain_s: how long running requests may finish when the server is told to stop.
+        log_level: of the ``crossturn`` logger.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model: str = "demo"
+    adapter_path: Path | None = None
+    served_model_names: tuple[str, ...] = ()
+    dtype: str | None = None
+    memory_budget_bytes: int | None = None
+    context_length: int | None = None
+    max_running: int = 16
+    share_prefixes: bool | None = None
+    idle_prefill: bool = True
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ("*",)
+    thinking: bool | None = None
+    reasoning_field: ReasoningField = "reasoning_content"
+    max_body_bytes: int = 32 * 1024**2
+    keep_alive_s: float = 5.0
+    stall_s: float = 300.0
+    drain_s: float = 5.0
+    log_level: str = "info"
