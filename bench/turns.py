@@ -1,0 +1,215 @@
+"""How much of a conversation is read twice: conversation shapes against OpenAI-compatible servers.
+
+    bench/turns.py --url crossturn=http://127.0.0.1:8000 --tokenizer model/demo
+    bench/turns.py --url crossturn=http://127.0.0.1:8000 --url mlx-lm=http://127.0.0.1:8081 --tokenizer model/demo
+
+For every shape and server: the warm re-read ratio, which is the prompt tokens that the server says
+it read (``prompt_tokens - cached_tokens``, tokens that it read ahead in idle time included)
+over the tokens that stood in no sequence it had seen before; the first request of a shape, which is
+cold, is left out. 1.00 is ideal. And the median time to the first token of the warm requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from shapes import SHAPES, Answer, Turn, Writer
+
+from cache.planner import longest_common_token_prefix
+from model.chat import ChatFormat
+from model.tokenizer import TextTokenizer
+
+Ids = NDArray[np.uint32]
+
+
+@dataclass
+class Tally:
+    """What one shape cost on one server."""
+
+    n_read: int = 0
+    n_new: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        return self.n_read / max(self.n_new, 1)
+
+
+@dataclass(frozen=True)
+class Reply:
+    answer: Answer
+    n_prompt: int
+    n_cached: int
+    first_token_s: float
+
+
+class Seen:
+    """Every sequence a server has had, and how much of a prompt is new beside them."""
+
+    def __init__(self, chat: ChatFormat, tokenizer: TextTokenizer) -> None:
+        self._chat = chat
+        self._tokenizer = tokenizer
+        self._sequences: list[Ids] = []
+
+    def n_new(self, turn: Turn) -> int:
+        ids = self._render(turn)
+        return len(ids) - max((longest_common_token_prefix(ids, old) for old in self._sequences), default=0)
+
+    def add(self, turn: Turn, answer: Answer) -> None:
+        text = answer.content
+        if turn.thinking:
+            text = answer.reasoning + ("\n</think>\n\n" + text if text else "")
+        self._sequences.append(np.concatenate([self._render(turn), self._tokenizer.encode(text)]))
+
+    def _render(self, turn: Turn) -> Ids:
+        prompt = self._chat.render(
+            list(turn.messages),
+            tools=list(turn.tools) or None,
+            template_kwargs={"enable_thinking": turn.thinking},
+        )
+        return prompt.ids
+
+
+class Server:
+    """One server under test, driven over HTTP."""
+
+    def __init__(self, name: str, url: str, *, model: str | None, with_keys: bool, max_tokens: int) -> None:
+        self.name = name
+        self._http = httpx.Client(base_url=url, timeout=600)
+        self._with_keys = with_keys
+        self._max_tokens = max_tokens
+        self._model = model or self._http.get("/v1/models").json()["data"][0]["id"]
+
+    def chat(self, turn: Turn, session: str, *, give_up_after_s: float | None = None) -> Reply | None:
+        """Send one turn, streamed; None when it was cancelled on purpose."""
+        body: dict[str, object] = {
+            "model": self._model,
+            "messages": list(turn.messages),
+            "max_tokens": self._max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "chat_template_kwargs": {"enable_thinking": turn.thinking},
+        }
+        if turn.tools:
+            body["tools"] = list(turn.tools)
+        headers = {"X-Session-Id": session} if self._with_keys and not turn.keyless else {}
+        started = time.perf_counter()
+        with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            if response.status_code != 200:
+                raise SystemExit(f"{self.name}: {response.status_code} {response.read().decode()}")
+            if turn.is_cancelled:
+                time.sleep(give_up_after_s or 0.0)
+                return None
+            return _read_stream(response.iter_lines(), started)
+
+    def n_read_ahead(self) -> int:
+        """Tokens read in idle time since the start, where the server has such a figure. Waits until
+        the server is idle, so that the figure belongs to the turns so far."""
+        try:
+            return int(self._http.get("/v1/slots", params={"settle": "true"}).json()["n_read_ahead"])
+        except (KeyError, ValueError):
+            return 0
+
+
+def _read_stream(lines: Iterable[str], started: float) -> Reply:
+    content, reasoning, usage, first = "", "", {}, None
+    for line in lines:
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        chunk = json.loads(line[6:])
+        usage = chunk.get("usage") or usage
+        for choice in chunk.get("choices", []):
+            delta = choice.get("delta", {})
+            content += delta.get("content") or ""
+            reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
+            if first is None and (content or reasoning or delta.get("tool_calls")):
+                first = time.perf_counter()
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    ended = time.perf_counter()
+    return Reply(Answer(content, reasoning), usage["prompt_tokens"], cached, (first or ended) - started)
+
+
+def run_shape(name: str, server: Server, seen: Seen, n_words: int, n_turns: int) -> Tally:
+    """Drive one shape to its end."""
+    tally = Tally()
+    shape = SHAPES[name](Writer(f"{name} {n_words}", n_words), n_turns)
+    turn = next(shape)
+    is_cold, cold_s, n_ahead = True, 0.0, server.n_read_ahead()
+    while True:
+        n_new = seen.n_new(turn)
+        reply = server.chat(turn, f"{name}/{turn.session}", give_up_after_s=cold_s / 3)
+        now_ahead = server.n_read_ahead()
+        if not is_cold:
+            tally.n_read += now_ahead - n_ahead
+        n_ahead = now_ahead
+        answer = Answer("", "") if reply is None else reply.answer
+        if reply is not None:
+            seen.add(turn, answer)
+            if is_cold:
+                is_cold, cold_s = False, reply.first_token_s
+            else:
+                tally.n_read += reply.n_prompt - reply.n_cached
+                tally.n_new += n_new
+                tally.first_token_s.append(reply.first_token_s)
+        try:
+            turn = shape.send(answer)
+        except StopIteration:
+            return tally
+
+
+def report(results: dict[str, dict[str, Tally]], n_words: int) -> str:
+    """A markdown table: one row a shape, two columns a server."""
+    servers = list(results)
+    head = " | ".join(f"{name} re-read | {name} first token" for name in servers)
+    lines = [f"| {n_words} words a message | {head} |", "|---|" + "---:|" * (2 * len(servers))]
+    for shape in next(iter(results.values())):
+        cells = []
+        for name in servers:
+            tally = results[name][shape]
+            cells.append(f"{tally.ratio:.2f} | {statistics.median(tally.first_token_s) * 1000:.0f} ms")
+        lines.append(f"| {shape} | " + " | ".join(cells) + " |")
+    totals = []
+    for name in servers:
+        n_read = sum(tally.n_read for tally in results[name].values())
+        n_new = sum(tally.n_new for tally in results[name].values())
+        totals.append(f"**{n_read / max(n_new, 1):.2f}** | ")
+    lines.append("| **all** | " + " | ".join(totals) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Re-read ratio of conversation shapes.")
+    parser.add_argument("--url", action="append", required=True, metavar="NAME=URL", help="repeatable")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the model that is served")
+    parser.add_argument("--model", help="model name to send; default: the first that the server lists")
+    parser.add_argument("--words", type=int, default=600, help="words a message")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--keys", action=argparse.BooleanOptionalAction, default=True, help="send session keys")
+    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="only these; repeatable")
+    arguments = parser.parse_args()
+    tokenizer = TextTokenizer.from_dir(arguments.tokenizer)
+    results: dict[str, dict[str, Tally]] = {}
+    for pair in arguments.url:
+        name, _, url = pair.partition("=")
+        server = Server(name, url, model=arguments.model, with_keys=arguments.keys, max_tokens=arguments.max_tokens)
+        seen = Seen(ChatFormat.from_dir(arguments.tokenizer, tokenizer), tokenizer)
+        results[name] = {
+            shape: run_shape(shape, server, seen, arguments.words, arguments.turns)
+            for shape in arguments.shape or SHAPES
+        }
+    print(report(results, arguments.words))
+
+
+if __name__ == "__main__":
+    main()
