@@ -77,8 +77,8 @@ class CrossTurnPrefixMetadata:
         kv_dtype: how KV rows are stored, e.g. ``float32``, ``bfloat16``, ``q8``.
         rope_theta: base of the rotary embedding.
         partial_rotary_factor: share of a head that is rotated; None where the config has none.
-        layer_pattern_hash: 64 bits over the sequence of layer types.
-        chat_template_fingerprint: 64 bits over the chat template.
+        layer_types: which layers attend and which recur, in order.
+        chat_template_version: 64 bits over the chat template.
     """
 
     model_fingerprint: int
@@ -89,8 +89,8 @@ class CrossTurnPrefixMetadata:
     kv_dtype: str
     rope_theta: float
     partial_rotary_factor: float | None
-    layer_pattern_hash: int
-    chat_template_fingerprint: int
+    layer_types: tuple[str, ...]
+    chat_template_version: int
 
     def first_difference(self, other: CrossTurnPrefixMetadata) -> str | None:
         """The name of the first field that differs, or None when the two are equal."""

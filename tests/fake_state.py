@@ -62,6 +62,10 @@ class FakeState:
     def feed(self, ids: Iterable[int], capture_at: Iterable[int] = ()) -> list[FakeCheckpoint]:
         """What ``Forward.prefill`` does to a state: feed ``ids``, return the states at ``capture_at``."""
         self.check()
+        return self.feed_unchecked(ids, capture_at)
+
+    def feed_unchecked(self, ids: Iterable[int], capture_at: Iterable[int] = ()) -> list[FakeCheckpoint]:
+        """:meth:`feed` without the check, for decoding token by token."""
         wanted, taken = set(capture_at), []
         for token in ids:
             self.rows.append(int(token))

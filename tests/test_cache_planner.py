@@ -32,8 +32,8 @@ METADATA = CrossTurnPrefixMetadata(
     kv_dtype="float32",
     rope_theta=1e7,
     partial_rotary_factor=None,
-    layer_pattern_hash=42,
-    chat_template_fingerprint=1,
+    layer_types=("linear_attention", "full_attention"),
+    chat_template_version=1,
 )
 
 
@@ -94,8 +94,8 @@ def test_without_an_entry_everything_is_fed() -> None:
         ("kv_dtype", "q8"),
         ("rope_theta", 1e6),
         ("partial_rotary_factor", 0.25),
-        ("layer_pattern_hash", 43),
-        ("chat_template_fingerprint", 2),
+        ("layer_types", ("full_attention",)),
+        ("chat_template_version", 2),
     ],
 )
 def test_any_metadata_field_that_differs_rules_the_entry_out_and_is_named(field: str, value: object) -> None:
