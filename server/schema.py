@@ -48,17 +48,22 @@ def _input_error(error: ValidationError, body: bytes) -> InputError:
     return InputError(_sentence(details[best], param), param=param or None, code=_code(details[best]))
 
 
-def _path_in(data: Any, detail: ErrorDetails) -> list[int | str]:
+def _path_in(data: object, detail: ErrorDetails) -> list[int | str]:
     """The place of an error in ``data``: its loc without the names of union branches among it."""
     path: list[int | str] = []
     for step in detail["loc"]:
-        if (isinstance(data, dict) and step in data) or (
-            isinstance(data, list) and isinstance(step, int) and step < len(data)
-        ):
-            data = data[step]
-            path.append(step)
+        if not isinstance(data, dict | list):
+            break
+        container: Any = data
+        try:
+            data = container[step]
+        except (KeyError, IndexError, TypeError):
+            continue
+        path.append(step)
     if detail["type"] == "missing":
         path.append(detail["loc"][-1])
+    if detail["type"] == "union_tag_not_found":
+        path.append(detail["ctx"]["discriminator"].strip("'"))
     return path
 
 
@@ -74,11 +79,12 @@ def _sentence(detail: ErrorDetails, param: str) -> str:
     match detail["type"]:
         case "extra_forbidden":
             return f"Unrecognized request argument supplied: {param}."
-        case "missing":
+        case "missing" | "union_tag_not_found":
             return f"Missing required parameter: '{param}'."
         case "union_tag_invalid":
             tag, expected = context["tag"], context["expected_tags"]
-            return f"'{param}' has {context['discriminator']} '{tag}'; this server takes {expected}."
+            kind = context["discriminator"].strip("'")
+            return f"'{param}' has the {kind} '{tag}', which is not supported; it may be {expected}."
         case "value_error":
             return f"Invalid value for '{param}': {context['error']}."
         case _:
@@ -90,7 +96,7 @@ def _code(detail: ErrorDetails) -> str:
     match detail["type"]:
         case "extra_forbidden":
             return "unknown_parameter"
-        case "missing":
+        case "missing" | "union_tag_not_found":
             return "missing_required_parameter"
         case kind if kind.endswith("_type"):
             return "invalid_type"

@@ -34,8 +34,7 @@ class RefusalPart(Schema):
 
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-Content = str | list[TextPart]
-AssistantContent = str | list[Part]
+Content = str | list[Part]
 
 
 class SystemMessage(Schema):
@@ -77,7 +76,7 @@ class AssistantMessage(Schema):
     """
 
     role: Literal["assistant"]
-    content: AssistantContent | None = None
+    content: Content | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None

@@ -132,7 +132,7 @@ class FakeChat:
             }
         )
         for i, message in enumerate(messages):
-            if message["content"] == "unrenderable":
+            if message.get("content") == "unrenderable":
                 raise InputError("cannot be rendered", param=f"messages[{i}].content")
         text = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)
         return RenderedPrompt(

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
+from fake_engine import FakeEngine, fake_served
 
 from server.app import create_app
 from server.gateway import Gateway
 from server.listen import listen, url_of
 from server.served import Served
 from server.settings import Settings
-from tests.fake_engine import FakeEngine, fake_served
 
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 

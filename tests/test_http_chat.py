@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+from fake_engine import FakeEngine, replies, says
+from live_server import ASK, live
+
 from model.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Finished, Progress
-from tests.fake_engine import FakeEngine, replies, says
-from tests.live_server import ASK, live
 
 
 def test_a_whole_reply_carries_text_usage_and_plan() -> None:
