@@ -1,8 +1,27 @@
-"""Picks the next token from logits."""
+"""Picks the next token from logits, on the device, without waiting for anything.
+
+The order is that of transformers: repetition penalty, presence and frequency penalties, logit bias, the
+grammar's mask, then temperature, top-k, top-p over what top-k left, min-p. One number in [0, 1) per
+token decides by inversion of the cumulated probabilities. It is made on the host from seed and token
+count alone, so a seeded reply depends neither on company in the batch nor on the device's generator.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this pick the likeliest token: divided by less, float32 logits leave their range."""
+BLOCK = 512
+"""Probabilities cumulated in one go; sums over a whole vocabulary would lose the small ones."""
+JUST_BELOW_ONE = 1.0 - 2.0**-22
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +50,213 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is taken; no chance is involved."""
+        return self.temperature < GREEDY_BELOW
+
+    def for_reply(self, index: int) -> SamplingParams:
+        """The same for reply ``index`` of several to one prompt: with a seed of its own."""
+        if self.seed is None or index == 0:
+            return self
+        return replace(self, seed=_hash64(self.seed, index))
+
+
+class Sampler:
+    """The picking of one reply: parameters, and what the reply holds so far.
+
+    Args:
+        params: see :class:`SamplingParams`.
+        vocab_size: V, the length of a row of logits.
+        prompt_ids: ids [n] of the prompt, for the repetition penalty.
+    """
+
+    def __init__(
+        self, params: SamplingParams, vocab_size: int, prompt_ids: NDArray[np.uint32] | Sequence[int] = ()
+    ) -> None:
+        self.params = params
+        self._seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self._n_drawn = 0
+        self._bias = _dense(params.logit_bias, vocab_size)
+        self._counts: mx.array | None = None
+        self._in_prompt: mx.array | None = None
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+            self._counts = mx.zeros((vocab_size,), dtype=mx.float32)
+        if params.repetition_penalty != 1.0:
+            self._in_prompt = mx.array(_presence(prompt_ids, vocab_size))
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is added to or taken from the model's logits."""
+        return self._counts is None and self._bias is None
+
+    def __call__(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
+        """The next token, a lazy uint32 scalar.
+
+        Args:
+            logits: [V], any float type.
+            mask: [V] bool, True where a token is allowed; None allows all.
+        """
+        return sample_rows([self], logits[None], [mask])[0]
+
+    def adjust(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
+        """Logits [V] float32 after penalties, bias and mask."""
+        logits = logits.astype(mx.float32)
+        params = self.params
+        if self._counts is not None:
+            if self._in_prompt is not None:
+                seen = self._in_prompt | (self._counts > 0)
+                scaled = mx.where(
+                    logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
+                )
+                logits = mx.where(seen, scaled, logits)
+            logits = logits - params.frequency_penalty * self._counts
+            logits = logits - params.presence_penalty * (self._counts > 0)
+        if self._bias is not None:
+            logits = logits + self._bias
+        return logits if mask is None else mx.where(mask, logits, -mx.inf)
+
+    def accept(self, token: mx.array) -> None:
+        """The reply grew by ``token`` (lazy scalar)."""
+        if self._counts is not None:
+            self._counts = self._counts.at[token].add(1.0)
+
+    def draw(self) -> float:
+        """The next number in [0, 1) of this reply's sequence."""
+        self._n_drawn += 1
+        return (_hash64(self._seed, self._n_drawn) >> 11) * 2.0**-53
+
+
+def sample_rows(
+    samplers: Sequence[Sampler], logits: mx.array, masks: Sequence[mx.array | None] | None = None
+) -> mx.array:
+    """The next token of every row, lazy uint32 [B]; each row as if it were alone.
+
+    Args:
+        samplers: one for each row of ``logits`` [B, V].
+        masks: for each row the tokens allowed [V] bool, or None.
+    """
+    if masks is None or all(mask is None for mask in masks):
+        masks = [None] * len(samplers)
+        if all(sampler.params.is_greedy and sampler.is_plain for sampler in samplers):
+            return mx.argmax(logits, axis=-1).astype(mx.uint32)
+    rows = [s.adjust(logits[i], mask) for i, (s, mask) in enumerate(zip(samplers, masks, strict=True))]
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for index, sampler in enumerate(samplers):
+        groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(index)
+    tokens: dict[int, mx.array] = {}
+    for (is_greedy, n_kept), indices in groups.items():
+        stacked = mx.stack([rows[i] for i in indices])
+        if is_greedy:
+            picked = mx.argmax(stacked, axis=-1)
+        else:
+            picked = _pick(stacked, n_kept, [samplers[i] for i in indices])
+        tokens |= {index: picked[row].astype(mx.uint32) for row, index in enumerate(indices)}
+    for index, sampler in enumerate(samplers):
+        sampler.accept(tokens[index])
+    return mx.stack([tokens[index] for index in range(len(samplers))])
+
+
+def logprobs(logits: mx.array, token: mx.array, n_top: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Natural log probabilities under the model itself: before temperature, penalties, bias and masks.
+
+    Args:
+        logits: [V].
+        token: the sampled token, scalar.
+        n_top: how many of the likeliest tokens to report; at most V are.
+
+    Returns:
+        The token's (scalar float32), the likeliest tokens [n_top] uint32 in falling order, theirs [n_top].
+    """
+    logits = logits.astype(mx.float32)
+    all_logprobs = logits - mx.logsumexp(logits)
+    n_top = min(n_top, logits.shape[-1])
+    top = _top(all_logprobs[None], n_top)[0] if n_top else mx.zeros((0,), dtype=mx.uint32)
+    return all_logprobs[token], top.astype(mx.uint32), all_logprobs[top]
+
+
+def _group(params: SamplingParams, vocab_size: int) -> tuple[bool, int]:
+    """Rows that can be picked together: greedy or not, and how many candidates are sorted (0 for none).
+
+    Rows are not mixed over different top-k: how ties are broken must not depend on company."""
+    if params.is_greedy:
+        return True, 0
+    if 0 < params.top_k < vocab_size:
+        return False, params.top_k
+    return False, vocab_size if params.top_p < 1.0 else 0
+
+
+def _pick(logits: mx.array, n_kept: int, samplers: Sequence[Sampler]) -> mx.array:
+    """Tokens [B] drawn from rows [B, V], of which the ``n_kept`` likeliest stay (0: all, unsorted)."""
+    params = [sampler.params for sampler in samplers]
+    draws = mx.array([sampler.draw() for sampler in samplers])[:, None]
+    temperature = mx.array([p.temperature for p in params])[:, None]
+    candidates = _top(logits, n_kept) if n_kept else None
+    if candidates is not None:
+        logits = mx.take_along_axis(logits, candidates, axis=-1)
+    # exp(0) = 1 for the likeliest: weights, not yet divided by their sum.
+    weights = mx.exp((logits - mx.max(logits, axis=-1, keepdims=True)) / temperature)
+    if candidates is not None and any(p.top_p < 1.0 for p in params):
+        shares = weights / mx.sum(weights, axis=-1, keepdims=True)
+        before = mx.cumsum(shares, axis=-1) - shares
+        kept = before < mx.array([p.top_p for p in params])[:, None]
+        kept = kept | (mx.arange(n_kept) == 0)[None]
+        weights = mx.where(kept, weights, 0.0)
+    if any(p.min_p > 0.0 for p in params):
+        least = mx.array([p.min_p for p in params])[:, None]
+        weights = mx.where(weights >= least, weights, 0.0)
+    index = _invert(weights, draws)
+    return index if candidates is None else mx.take_along_axis(candidates, index[:, None], axis=-1)[:, 0]
+
+
+def _top(values: mx.array, n_top: int) -> mx.array:
+    """Indices [B, n_top] of the greatest of ``values`` [B, V], falling."""
+    if n_top < values.shape[-1]:
+        greatest = mx.argpartition(-values, kth=n_top - 1, axis=-1)[:, :n_top]
+        order = mx.argsort(-mx.take_along_axis(values, greatest, axis=-1), axis=-1)
+        return mx.take_along_axis(greatest, order, axis=-1)
+    return mx.argsort(-values, axis=-1)
+
+
+def _invert(weights: mx.array, draws: mx.array) -> mx.array:
+    """For each row the index [B] at which the cumulated ``weights`` [B, N] pass ``draws`` [B, 1] of their
+    sum. Never one of weight 0. Cumulated in two steps, over blocks and inside one."""
+    n_rows, n = weights.shape
+    n_blocks = -(-n // BLOCK)
+    weights = mx.pad(weights, [(0, 0), (0, n_blocks * BLOCK - n)]).reshape(n_rows, n_blocks, BLOCK)
+    sums = mx.sum(weights, axis=-1)
+    block, rest = _passed(sums, draws * mx.sum(sums, axis=-1, keepdims=True))
+    inside = mx.take_along_axis(weights, block[:, :, None], axis=1)[:, 0]
+    index, _ = _passed(inside, rest)
+    return (block * BLOCK + index)[:, 0]
+
+
+def _passed(weights: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
+    """Where the cumulated ``weights`` [B, N] first exceed ``target`` [B, 1], and what of the target is left
+    at that place; both [B, 1]. The target is kept below the sum, whatever rounding did to it."""
+    cumulated = mx.cumsum(weights, axis=-1)
+    target = mx.minimum(target, cumulated[:, -1:] * JUST_BELOW_ONE)
+    index = mx.sum(cumulated <= target, axis=-1, keepdims=True)
+    before = mx.take_along_axis(cumulated, index, axis=-1) - mx.take_along_axis(weights, index, axis=-1)
+    return index, mx.maximum(target - before, 0.0)
+
+
+def _dense(bias: Sequence[tuple[int, float]], vocab_size: int) -> mx.array | None:
+    if not bias:
+        return None
+    dense = np.zeros(vocab_size, dtype=np.float32)
+    for token_id, value in bias:
+        dense[token_id] = value
+    return mx.array(dense)
+
+
+def _presence(ids: NDArray[np.uint32] | Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
+    present = np.zeros(vocab_size, dtype=np.bool_)
+    present[np.asarray(ids, dtype=np.int64)] = True
+    return present
+
+
+def _hash64(*numbers: int) -> int:
+    data = b"".join((number % 2**64).to_bytes(8, "little") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
