@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -56,12 +56,6 @@ class SamplingParams:
         """The likeliest token is taken; no chance is involved."""
         return self.temperature < GREEDY_BELOW
 
-    def for_reply(self, index: int) -> SamplingParams:
-        """The same for reply ``index`` of several to one prompt: with a seed of its own."""
-        if self.seed is None or index == 0:
-            return self
-        return replace(self, seed=_hash64(self.seed, index))
-
 
 class Sampler:
     """The picking of one reply: parameters, and what the reply holds so far.
@@ -70,13 +64,18 @@ class Sampler:
         params: see :class:`SamplingParams`.
         vocab_size: V, the length of a row of logits.
         prompt_ids: ids [n] of the prompt, for the repetition penalty.
+        index: which of several replies to the prompt this is; each has a sequence of its own.
     """
 
     def __init__(
-        self, params: SamplingParams, vocab_size: int, prompt_ids: NDArray[np.uint32] | Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt_ids: NDArray[np.uint32] | Sequence[int] = (),
+        index: int = 0,
     ) -> None:
         self.params = params
-        self._seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self._seed = _hash64(secrets.randbits(63) if params.seed is None else params.seed, index)
         self._n_drawn = 0
         self._bias = _dense(params.logit_bias, vocab_size)
         self._counts: mx.array | None = None
@@ -158,24 +157,6 @@ def sample_rows(
     return mx.stack([tokens[index] for index in range(len(samplers))])
 
 
-def logprobs(logits: mx.array, token: mx.array, n_top: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Natural log probabilities under the model itself: before temperature, penalties, bias and masks.
-
-    Args:
-        logits: [V].
-        token: the sampled token, scalar.
-        n_top: how many of the likeliest tokens to report; at most V are.
-
-    Returns:
-        The token's (scalar float32), the likeliest tokens [n_top] uint32 in falling order, theirs [n_top].
-    """
-    logits = logits.astype(mx.float32)
-    all_logprobs = logits - mx.logsumexp(logits)
-    n_top = min(n_top, logits.shape[-1])
-    top = _top(all_logprobs[None], n_top)[0] if n_top else mx.zeros((0,), dtype=mx.uint32)
-    return all_logprobs[token], top.astype(mx.uint32), all_logprobs[top]
-
-
 def _group(params: SamplingParams, vocab_size: int) -> tuple[bool, int]:
     """Rows that can be picked together: greedy or not, and how many candidates are sorted (0 for none).
 
@@ -192,7 +173,7 @@ def _pick(logits: mx.array, n_kept: int, samplers: Sequence[Sampler]) -> mx.arra
     params = [sampler.params for sampler in samplers]
     draws = mx.array([sampler.draw() for sampler in samplers])[:, None]
     temperature = mx.array([p.temperature for p in params])[:, None]
-    candidates = _top(logits, n_kept) if n_kept else None
+    candidates = likeliest(logits, n_kept) if n_kept else None
     if candidates is not None:
         logits = mx.take_along_axis(logits, candidates, axis=-1)
     # exp(0) = 1 for the likeliest: weights, not yet divided by their sum.
@@ -210,7 +191,7 @@ def _pick(logits: mx.array, n_kept: int, samplers: Sequence[Sampler]) -> mx.arra
     return index if candidates is None else mx.take_along_axis(candidates, index[:, None], axis=-1)[:, 0]
 
 
-def _top(values: mx.array, n_top: int) -> mx.array:
+def likeliest(values: mx.array, n_top: int) -> mx.array:
     """Indices [B, n_top] of the greatest of ``values`` [B, V], falling."""
     if n_top < values.shape[-1]:
         greatest = mx.argpartition(-values, kth=n_top - 1, axis=-1)[:, :n_top]
