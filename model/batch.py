@@ -43,6 +43,15 @@ class DecodeBatch:
         held = sum(rows.n_bytes for rows in self._kv) + sum(layer.n_bytes for layer in self._recurrent)
         return held + sum(state.n_bytes for state in self._joined)
 
+    def n_bytes_of(self, key: int) -> int:
+        """The member's part of :attr:`n_bytes`; the parts add up to the whole."""
+        at = self._keys.index(key)
+        if at >= len(self._live):
+            return self._joined[at - len(self._live)].n_bytes
+        merged = self.n_bytes - sum(state.n_bytes for state in self._joined)
+        share, rest = divmod(merged, len(self._live))
+        return share + (rest if at == 0 else 0)
+
     def length(self, key: int) -> int:
         """Tokens fed to member ``key``."""
         return self._lengths[self._keys.index(key)]
@@ -78,6 +87,17 @@ class DecodeBatch:
         checkpoint = Checkpoint(self._lengths[at], tuple(self._recurrent_row(self._live[at])))
         mx.eval(*checkpoint.arrays)
         return checkpoint
+
+    def fork(self, key: int, checkpoint: Checkpoint) -> State:
+        """A state of its own at ``checkpoint``, taken on member ``key``, which goes on undisturbed."""
+        at = self._keys.index(key)
+        if at >= len(self._live):
+            return self._joined[at - len(self._live)].fork(checkpoint)
+        row, length = self._live[at], self._lengths[at]
+        kv = [rows.row(row, length).copy(checkpoint.length) for rows in self._kv]
+        forked = State(kv, list(checkpoint.layers), checkpoint.length)
+        mx.eval(*forked.arrays)
+        return forked
 
     def step(self, tokens: mx.array) -> mx.array:
         """Feed one token to every member.

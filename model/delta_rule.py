@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -72,20 +72,20 @@ class MetalKernel:
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
         n_tokens = k.shape[0]
         ends = [*capture_at] if capture_at and capture_at[-1] == n_tokens else [*capture_at, n_tokens]
-        outs, states, start = [], [], 0
+        outs, states, start = [], [state[None]], 0
         for end in ends:
-            part = [x[None, start:end] for x in (q, k, v, log_decay, beta)]
-            out, matrix = _metal(*part, states[-1] if states else state[None])
+            part = (x[None, start:end] for x in (q, k, v, log_decay, beta))
+            out, matrix = _metal(part, states[-1])
             outs.append(out[0])
             states.append(matrix)
             start = end
         out = mx.concatenate(outs) if len(outs) > 1 else outs[0]
-        return out, states[-1][0], [matrix[0] for matrix in states[: len(capture_at)]]
+        return out, states[-1][0], [matrix[0] for matrix in states[1 : len(capture_at) + 1]]
 
     def one(
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
-        out, state = _metal(*(x[:, None] for x in (q, k, v, log_decay, beta)), state)
+        out, state = _metal((x[:, None] for x in (q, k, v, log_decay, beta)), state)
         return out[:, 0], state
 
 
@@ -94,11 +94,10 @@ def delta_rule_for(kind: BackendKind, key_head_dim: int) -> DeltaRule:
     return MetalKernel() if kind == "metal" and key_head_dim % 32 == 0 else Chunked()
 
 
-def _metal(
-    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """[B, T, ...] inputs through mlx-lm's kernel, which takes the decay in linear space."""
+def _metal(inputs: Iterable[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
+    """q, k, v, log decay and beta as [B, T, ...] through mlx-lm's kernel (its decay is linear)."""
     from mlx_lm.models.gated_delta import gated_delta_kernel
 
+    q, k, v, log_decay, beta = inputs
     out, state = gated_delta_kernel(q, k, v, mx.exp(log_decay), beta, state)
     return out, state

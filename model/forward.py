@@ -17,7 +17,7 @@ from model.batch import DecodeBatch
 from model.config import ModelConfig
 from model.delta_rule import delta_rule_for
 from model.fingerprint import ModelFingerprint
-from model.kv import KvRows
+from model.kv import KvRows, capacity_for
 from model.linear_attention import LinearAttention
 from model.state import Checkpoint, Recurrent, State
 
@@ -51,7 +51,7 @@ class Forward:
         self.config = config
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
-        self.n_weight_bytes = sum(int(w.nbytes) for _, w in tree_flatten(model.parameters()))
+        self.n_weight_bytes = sum(w.nbytes for w in tree_flatten(model.parameters(), destination={}).values())
         self._model = model
         rule = delta_rule_for(kind, config.key_head_dim)
         self._mixers: list[LinearAttention | Attention] = [
@@ -65,6 +65,12 @@ class Forward:
     def new_state(self) -> State:
         """The state before any token."""
         return State.empty(self.config, self._dtype)
+
+    def state_bytes(self, n_tokens: int) -> int:
+        """Bytes of a state that stands for ``n_tokens``."""
+        empty = self.new_state()
+        per_row = 2 * self.config.n_full_attention_layers * self.config.kv_dim * self._dtype.size
+        return empty.n_bytes + capacity_for(n_tokens) * per_row
 
     def new_batch(self) -> DecodeBatch:
         """A batch without sequences."""

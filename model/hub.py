@@ -24,7 +24,7 @@ def resolve(name: str) -> Path:
     """
     if name == DEMO:
         return _checked(_DEMO_DIR)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, keeps what it cannot expand
     if path.is_dir():
         return _checked(path)
     if path.exists():

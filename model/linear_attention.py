@@ -66,7 +66,8 @@ class LinearAttention:
         total = rows[:, :n_tokens] * self._taps[0]
         for tap in range(1, self._config.conv_kernel):
             total = total + rows[:, tap : tap + n_tokens] * self._taps[tap]
-        return nn.silu(total)
+        out: mx.array = nn.silu(total)
+        return out
 
     def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """[B, T, C] to q, k [B, T, Hk, Dk], normalised, q scaled by Dk^-1/2, and v [B, T, Hv, Dv]."""

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import qwen3_5
 from mlx_lm.utils import load_adapters, load_model
 
-from model.backend import Backend, detect
+from model.backend import detect
 from model.config import ModelConfig, read_config, read_json, text_arguments
 from model.errors import CheckpointError
 from model.fingerprint import ModelFingerprint, hash_files
@@ -57,12 +57,12 @@ def _forward(
     return Forward(model.language_model, config, fingerprint, backend.kind)
 
 
-class _TextOnly(qwen3_5.Model):  # type: ignore[misc]  # mlx-lm has no types
+class _TextOnly(qwen3_5.Model):
     """mlx-lm's modules, dense or MoE, filled through our naming of the weights."""
 
     def sanitize(self, weights: Weights) -> Weights:
         tied = self.language_model.args.tie_word_embeddings
-        expected = {name for name, _ in tree_flatten(self.parameters())}
+        expected = set(tree_flatten(self.parameters(), destination={}))
         return without_leftovers(canonical(weights, tied=tied), expected)
 
 
@@ -76,7 +76,7 @@ def _load_modules(path: Path, config: ModelConfig) -> nn.Module:
     try:
         model, _ = load_model(path, lazy=True, get_model_classes=lambda **_: (_TextOnly, _Arguments))
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = _one_line(error)
         raise CheckpointError(f"{path} cannot be loaded as {config.model_type}: {reason}") from error
     return model
 
@@ -97,7 +97,7 @@ def _load_adapter(model: nn.Module, adapter_path: Path) -> None:
     try:
         load_adapters(model, str(adapter_path))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = _one_line(error)
         raise CheckpointError(f"the adapter in {adapter_path} cannot be loaded: {reason}") from error
     model.eval()
 
@@ -119,3 +119,8 @@ def _cast(model: nn.Module, name: str | None) -> mx.Dtype:
 
     model.update(tree_map_with_path(cast, model.parameters()))
     return dtype
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()).rstrip(". ") or type(error).__name__
+    return text if len(text) <= 400 else text[:400] + " ..."

@@ -187,6 +187,22 @@ def write_vlm(path: Path, shape: TinyShape = DENSE, seed: int = 0) -> Path:
     return _write(path, config, named)
 
 
+def write_single_experts(path: Path, shape: TinyShape = MOE, seed: int = 0) -> Path:
+    """Hugging Face layout with one tensor for each expert's matrix, as older conversions have it."""
+    result: Arrays = {}
+    for name, w in weights(shape, seed).items():
+        stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
+        for i in range(shape.n_experts if stem.endswith("experts.") else 0):
+            if name.endswith("gate_up_proj"):
+                gate, up = np.split(w[i], 2)
+                result |= {f"{stem}{i}.gate_proj.weight": gate.copy(), f"{stem}{i}.up_proj.weight": up.copy()}
+            else:
+                result[f"{stem}{i}.down_proj.weight"] = w[i].copy()
+        if not stem.endswith("experts."):
+            result[name] = w
+    return _write(path, text_config(shape), result)
+
+
 def write_mlx(path: Path, shape: TinyShape = DENSE, seed: int = 0) -> Path:
     """MLX layout: ``language_model.model.*``, convolutions [C, K, 1], norms as they are used."""
     config = {"model_type": "qwen3_5", "text_config": text_config(shape)}
