@@ -36,7 +36,7 @@ class Logprobs:
     def read(self) -> tuple[float, tuple[tuple[int, float], ...]]:
         """The token's log probability, and (id, log probability) of the alternatives. Waits for them."""
         ids, values = np.array(self.top_ids).tolist(), np.array(self.top).tolist()
-        return float(self.token.item()), tuple(zip(ids, values, strict=True))
+        return float(np.array(self.token)), tuple(zip(ids, values, strict=True))
 
 
 def logprobs_of(logits: mx.array, token: mx.array, n_top: int) -> Logprobs:
