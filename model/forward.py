@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from model.attention import Attention, Mask
@@ -20,6 +19,7 @@ from model.fingerprint import ModelFingerprint
 from model.kv import KvRows, capacity_for
 from model.linear_attention import LinearAttention
 from model.state import Checkpoint, Recurrent, State
+from model.weights import parameters
 
 # Tokens a pass takes at once, a multiple of the GDN chunk: enough for the matrix products to run at
 # full speed, few enough for the temporaries to stay small (and, on the CPU, near its caches).
@@ -51,7 +51,7 @@ class Forward:
         self.config = config
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
-        self.n_weight_bytes = sum(w.nbytes for w in tree_flatten(model.parameters(), destination={}).values())
+        self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self._model = model
         rule = delta_rule_for(kind, config.key_head_dim)
         self._mixers: list[LinearAttention | Attention] = [

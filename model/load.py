@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_map_with_path
 from mlx_lm.models import qwen3_5
 from mlx_lm.utils import load_adapters, load_model
 
@@ -19,7 +19,7 @@ from model.config import ModelConfig, read_config, read_json, text_arguments
 from model.errors import CheckpointError
 from model.fingerprint import ModelFingerprint, hash_files
 from model.forward import Forward
-from model.weights import Weights, canonical, without_leftovers
+from model.weights import Weights, canonical, parameters, without_leftovers
 
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -48,12 +48,6 @@ def load(path: Path, *, adapter_path: Path | None = None, dtype: str | None = No
         adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
         dtype=str(compute).removeprefix("mlx.core."),
     )
-    return _forward(model, config, fingerprint, backend)
-
-
-def _forward(
-    model: nn.Module, config: ModelConfig, fingerprint: ModelFingerprint, backend: Backend
-) -> Forward:
     return Forward(model.language_model, config, fingerprint, backend.kind)
 
 
@@ -62,8 +56,7 @@ class _TextOnly(qwen3_5.Model):
 
     def sanitize(self, weights: Weights) -> Weights:
         tied = self.language_model.args.tie_word_embeddings
-        expected = set(tree_flatten(self.parameters(), destination={}))
-        return without_leftovers(canonical(weights, tied=tied), expected)
+        return without_leftovers(canonical(weights, tied=tied), parameters(self))
 
 
 class _Arguments:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from model.errors import CheckpointError
 
@@ -56,6 +58,11 @@ def canonical(weights: Weights, *, tied: bool) -> Weights:
     if _is_hugging_face(kept):
         kept = {name: _from_hugging_face(name, w) for name, w in kept.items()}
     return _stack_experts(kept)
+
+
+def parameters(module: nn.Module) -> Weights:
+    """The parameters of ``module`` by their dotted names."""
+    return dict(tree_flatten(module.parameters()))
 
 
 def without_leftovers(weights: Weights, expected: Collection[str]) -> Weights:
