@@ -16,6 +16,9 @@ from cache.ring import weakest
 FIRST_MARK = 64
 """Tokens between a message's end and the last mark inside it; the gaps before it double."""
 
+MERGE_TOKENS = 16
+"""Positions of the first rank so close after another add nothing: feeding these tokens is free."""
+
 DECODE_GAP = 512
 """Generated tokens between two states kept while decoding."""
 
@@ -44,34 +47,43 @@ class PromptShape:
 
 
 def choose_captures(
-    shape: PromptShape, *, start: int, end: int, diverged_at: int | None, max_count: int
+    shape: PromptShape, *, start: int, end: int, parted_at: int | None, max_count: int
 ) -> tuple[int, ...]:
-    """The positions p with ``start`` < p < ``end`` to keep a state at, ascending.
+    """The positions p with ``start`` < p <= ``end`` to keep a state at, ascending.
+
+    ``end`` itself is among them only as a shared point: the reply moves the live state on, and where
+    the next render agrees with the whole prompt it can go back to its very end.
 
     Args:
         shape: the prompt's boundaries.
         start: first id to feed.
         end: the prompt's length; the state there is the live one.
-        diverged_at: where the prompt left its entry, or None.
+        parted_at: where the prompt unexpectedly left its entry, or None.
         max_count: positions at most; the worthiest stay.
     """
 
-    def inside(positions: Sequence[int]) -> list[int]:
-        return [p for p in positions if start < p < end]
-
     last_user = () if shape.last_user_start is None else (shape.last_user_start,)
-    diverged = () if diverged_at is None else (diverged_at,)
-    # dict.fromkeys: unique, in order of worth
-    first_class = list(
-        dict.fromkeys(inside((*reversed(shape.shared_points), *last_user, shape.system_end, *diverged)))
-    )[:max_count]
-    others = set(inside(shape.message_starts)) | set(_marks(shape.message_starts, start, end))
-    return _thinned(set(first_class) | others, set(first_class), end, max_count)
+    parted = () if parted_at is None else (parted_at,)
+    worthiest = (*shape.shared_points, *last_user, shape.system_end, *parted)
+    first_rank = _apart([p for p in worthiest if start < p < end or (p == end and p in shape.shared_points)])
+    second_rank = {p for p in shape.message_starts if start < p < end}
+    second_rank.update(_marks(shape, start, end))
+    kept = first_rank[:max_count]
+    return _thinned({*kept, *second_rank}, set(kept), end, max_count)
 
 
-def _marks(message_starts: Sequence[int], start: int, end: int) -> list[int]:
-    """Marks in every message that reaches into (start, end): gaps double away from its end."""
-    starts = sorted({0, *message_starts})
+def _apart(positions: Sequence[int]) -> list[int]:
+    """``positions`` in their order of worth, without those close after another one."""
+    return [p for p in dict.fromkeys(positions) if not any(0 < p - q < MERGE_TOKENS for q in positions)]
+
+
+def _marks(shape: PromptShape, start: int, end: int) -> list[int]:
+    """Marks in every message that reaches into (start, end): gaps double away from its end.
+
+    None before the end of system and tools: it changes seldom, and where it does, the divergence
+    itself is captured.
+    """
+    starts = sorted({shape.system_end, *(p for p in shape.message_starts if p > shape.system_end)})
     marks: list[int] = []
     for begin, stop in zip(starts, [*starts[1:], end], strict=True):
         gap, mark = FIRST_MARK, stop - FIRST_MARK

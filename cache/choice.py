@@ -27,6 +27,9 @@ class Choice:
         plan: what is reused.
         origin: where from.
         forks: True when the entry stays whole and its prefix is copied, False when it moves.
+        parted_at: where the prompt left its source although the next turn of that conversation would
+            not have: the next prompt may part there again (a clock in the system prompt), so a state
+            is kept there. None where it went on as expected.
         captures: positions to keep a state at while the rest is fed, ascending.
         source: the entry that is reused or, in a full refill, the nearest one; None when the slot is
             empty.
@@ -39,6 +42,7 @@ class Choice:
     plan: PrefixRestorePlan
     origin: Origin
     forks: bool
+    parted_at: int | None
     captures: tuple[int, ...]
     source: Entry | RunningEntry | None = field(repr=False)
 
@@ -46,6 +50,11 @@ class Choice:
     def diverged_at(self) -> int | None:
         """The position of the first id that differs from the entry's; None when none does."""
         return diverged_at(self.plan, len(self.prompt_ids))
+
+    @property
+    def keep(self) -> frozenset[int]:
+        """Positions that the ring must not thin while this prompt is the conversation's last."""
+        return self.shape.keep if self.parted_at is None else self.shape.keep | {self.parted_at}
 
     def reason(self, where: Callable[[int], str] = "token {}".format) -> str:
         """One sentence: what was reused and why no more.

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from cache.state import Checkpoint
 
+NEAR_TOKENS = 8192
+"""Within this distance from the end all gaps weigh alike: reading so little again is hardly felt."""
+
 
 @dataclass(frozen=True, slots=True)
 class RingLimits:
@@ -23,7 +26,7 @@ class RingLimits:
     """
 
     max_count: int = 16
-    max_ratio: float = 0.25
+    max_ratio: float = 0.28
     min_count: int = 3
 
     def __post_init__(self) -> None:
@@ -36,15 +39,15 @@ def weakest(positions: Sequence[int], end: int, keep: Collection[int] = ()) -> i
 
     What dropping a position costs is the gap it opens, weighed by its distance from ``end``: an
     edit far back re-reads much in any case, one near the end should not. So the smallest gap goes
-    first and gaps come to grow with the distance. The first and the newest position never go, nor
-    those in ``keep``.
+    first, and beyond :data:`NEAR_TOKENS` gaps come to grow with the distance. The first and the
+    newest position never go, nor those in ``keep``.
     """
     candidates = [i for i in range(1, len(positions) - 1) if positions[i] not in keep]
     if not candidates:
         return None
     return min(
         candidates,
-        key=lambda i: (positions[i + 1] - positions[i - 1]) / max(1, end - positions[i]),
+        key=lambda i: (positions[i + 1] - positions[i - 1]) / (NEAR_TOKENS + end - positions[i]),
     )
 
 

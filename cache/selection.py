@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from cache.choice import Origin
 from cache.entry import Entry, RunningEntry
 from cache.planner import (
@@ -30,6 +32,12 @@ class Candidate:
     def n_left_behind(self) -> int:
         """Tokens of the source that the prompt does not go on from."""
         return self.plan.old_represented_len - self.plan.reusable_len
+
+    def expects(self, position: int) -> bool:
+        """Whether the next turn of the source's conversation, or its last one again, may leave it at
+        ``position``: at or after the first point that every next render shares."""
+        points = () if self.source is None else self.source.next_points
+        return len(points) > 0 and position >= points[0]
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -79,12 +87,13 @@ def best(
     return max(candidates, key=lambda c: c.rank, default=nothing)
 
 
-def should_fork(candidate: Candidate, *, free_bytes: int) -> bool:
+def should_fork(candidate: Candidate, prompt_ids: TokenIds, system_end: int, *, free_bytes: int) -> bool:
     """Whether the source stays whole and its prefix is copied, rather than moved.
 
     A prompt that leaves the entry at or after the first point every next render shares is the next
     turn of the same conversation, or its last turn again: what it leaves behind (a thought that the
-    template strips, a reply that is made anew) will not come back, so the state moves. A prompt that
+    template strips, a reply that is made anew) will not come back, so the state moves. So does one
+    that changed the system block alone and goes on with the same messages (a clock). A prompt that
     leaves earlier is another conversation or an edit, and the one left behind may go on: it is kept,
     unless it is shorter than :data:`MIN_FORK_TOKENS`, or there is no free room for the copy and the
     copy would preserve less than it duplicates.
@@ -94,7 +103,11 @@ def should_fork(candidate: Candidate, *, free_bytes: int) -> bool:
         return True
     if source is None or plan.reusable_len == 0 or candidate.n_left_behind < MIN_FORK_TOKENS:
         return False
-    if source.next_points and plan.shared_token_prefix_len >= source.next_points[0]:
+    if candidate.expects(plan.shared_token_prefix_len):
         return False
+    if source.next_points:
+        messages = source.ids.view[source.system_end : source.next_points[0]]
+        if np.array_equal(messages, prompt_ids[system_end : system_end + len(messages)]):
+            return False
     n_copied_bytes = source.n_own_bytes * plan.reusable_len // plan.old_represented_len
     return n_copied_bytes <= free_bytes or candidate.n_left_behind > plan.reusable_len

@@ -90,7 +90,11 @@ class Store:
         assert len(prompt_ids) > 0, "a prompt has at least one token"
         shape = shape or PromptShape()
         found = self._find(slot, prompt_ids, tenant, shape)
-        forks = selection.should_fork(found, free_bytes=self.budget_bytes - self.n_bytes)
+        free_bytes = self.budget_bytes - self.n_bytes
+        forks = selection.should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes)
+        parted_at = diverged_at(found.plan, len(prompt_ids))
+        if parted_at is not None and found.expects(parted_at):
+            parted_at = None
         return Choice(
             slot=slot,
             tenant=tenant,
@@ -99,11 +103,12 @@ class Store:
             plan=found.plan,
             origin=found.origin if found.plan.reusable_len > 0 else "none",
             forks=forks,
+            parted_at=parted_at,
             captures=choose_captures(
                 shape,
                 start=found.plan.suffix_start,
                 end=len(prompt_ids),
-                diverged_at=diverged_at(found.plan, len(prompt_ids)),
+                parted_at=parted_at,
                 max_count=self._ring_limits.max_count,
             ),
             source=found.source,
@@ -268,7 +273,7 @@ class Store:
             metadata=self.metadata,
             ids=ids,
             ring=ring,
-            keep=shape.keep if known is None else known.keep,
+            keep=choice.keep if known is None else known.keep | choice.keep,
             next_points=shape.shared_points if known is None else known.next_points,
             system_end=shape.system_end if known is None else known.system_end,
             created_at=self._clock() if moved is None else moved.created_at,

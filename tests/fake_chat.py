@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from fake_state import FakeState
 
 from cache.boundaries import PromptShape, due_while_decoding
 from cache.choice import Choice
 from cache.entry import RunningEntry
 from cache.planner import CrossTurnSlotId, TokenIds, longest_common_token_prefix
 from cache.store import Store
-from fake_state import FakeState
 
 START, END, NEWLINE, THINK, CLOSE = range(1, 6)
 SYSTEM, USER, ASSISTANT, TOOL = range(6, 10)
