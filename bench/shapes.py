@@ -127,8 +127,19 @@ def tool_loop(write: Writer, n_turns: int) -> Shape:
         for round_ in range(n_turns):
             answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
             call_id = f"call_{turn}_{round_}"
-            call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": '{"word": "tide"}'}}
-            messages.append({"role": "assistant", "content": "", "reasoning_content": answer.reasoning, "tool_calls": [call]})
+            call = {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": "look_up", "arguments": '{"word": "tide"}'},
+            }
+            messages.append(
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "reasoning_content": answer.reasoning,
+                    "tool_calls": [call],
+                }
+            )
             messages.append({"role": "tool", "tool_call_id": call_id, "content": write.text(0.5)})
         answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
         messages.append(said(answer, echo=True))
@@ -225,9 +236,13 @@ _LOOKUP: Message = {
     },
 }
 
-_WORDS = (
-    "the a of to in on at by for with from over under near old new red blue green small large quiet "
-    "river stone house garden window table letter paper winter summer morning evening light water "
-    "road hill field tree bird horse ship market bread salt music story name number question answer "
-    "walks finds keeps sends reads writes opens closes carries brings turns holds asks tells waits"
-).split()
+_WORDS = tuple(
+    word
+    for line in (
+        "the a of to in on at by for with from over under near old new red blue green small large quiet",
+        "river stone house garden window table letter paper winter summer morning evening light water",
+        "road hill field tree bird horse ship market bread salt music story name number question answer",
+        "walks finds keeps sends reads writes opens closes carries brings turns holds asks tells waits",
+    )
+    for word in line.split()
+)

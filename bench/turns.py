@@ -1,7 +1,7 @@
 """How much of a conversation is read twice: conversation shapes against OpenAI-compatible servers.
 
-    bench/turns.py --url crossturn=http://127.0.0.1:8000 --tokenizer model/demo
-    bench/turns.py --url crossturn=http://127.0.0.1:8000 --url mlx-lm=http://127.0.0.1:8081 --tokenizer model/demo
+    python bench/turns.py --tokenizer model/demo --url crossturn=http://127.0.0.1:8000
+    python bench/turns.py --tokenizer model/demo --url crossturn=... --url mlx-lm=http://127.0.0.1:8080
 
 For every shape and server: the warm re-read ratio, which is the prompt tokens that the server says
 it read (``prompt_tokens - cached_tokens``, tokens that it read ahead in idle time included)
@@ -195,14 +195,18 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=600, help="words a message")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--keys", action=argparse.BooleanOptionalAction, default=True, help="send session keys")
+    parser.add_argument(
+        "--keys", action=argparse.BooleanOptionalAction, default=True, help="send session keys"
+    )
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="only these; repeatable")
     arguments = parser.parse_args()
     tokenizer = TextTokenizer.from_dir(arguments.tokenizer)
     results: dict[str, dict[str, Tally]] = {}
     for pair in arguments.url:
         name, _, url = pair.partition("=")
-        server = Server(name, url, model=arguments.model, with_keys=arguments.keys, max_tokens=arguments.max_tokens)
+        server = Server(
+            name, url, model=arguments.model, with_keys=arguments.keys, max_tokens=arguments.max_tokens
+        )
         seen = Seen(ChatFormat.from_dir(arguments.tokenizer, tokenizer), tokenizer)
         results[name] = {
             shape: run_shape(shape, server, seen, arguments.words, arguments.turns)

@@ -62,6 +62,19 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmRequest:
+    """Read ahead, when nothing else waits, what the next prompt of a session is known to begin with.
+
+    No events come of it. Whatever it has read when a real request arrives is kept.
+    """
+
+    id: str
+    slot: CrossTurnSlotId
+    prompt: RenderedPrompt
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """What was reused for a prompt, and why no more; the ``crossturn`` object of a response."""
 
@@ -102,12 +115,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Reply ``index`` is complete; ``n_tokens`` counts its tokens, the stop token included."""
+    """Reply ``index`` is complete; ``n_tokens`` counts its ``token_ids``, the stop token included."""
 
     index: int
     reason: FinishReason
     n_tokens: int
     n_reasoning_tokens: int
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,5 +71,5 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         context_length=settings.context_length,
         memory_budget=settings.memory_budget_bytes,
         shares_prefixes=not settings.api_keys if shares is None else shares,
-        loop=LoopOptions(),
+        loop=LoopOptions(max_replies=settings.max_running, reads_ahead=settings.idle_prefill),
     )

@@ -1,0 +1,85 @@
+"""Fixtures that several areas share: a tiny model, and engine loops around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from model.backend import prepare
+
+prepare()  # before anything imports MLX
+
+import tiny  # noqa: E402
+
+from cache.ring import RingLimits  # noqa: E402
+from cache.store import Store  # noqa: E402
+from model.forward import Forward  # noqa: E402
+from model.load import load  # noqa: E402
+from model.tokenizer import TextTokenizer  # noqa: E402
+from server.assembly import metadata  # noqa: E402
+from server.loop import EngineLoop, LoopOptions  # noqa: E402
+
+DEMO = Path(__file__).parent.parent / "model" / "demo"
+
+
+@pytest.fixture(scope="session")
+def tiny_forward(tmp_path_factory: pytest.TempPathFactory) -> Forward:
+    """A random model of four layers in float32, with a vocabulary of 256 ids."""
+    return load(tiny.write_text(tmp_path_factory.mktemp("tiny")), dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> TextTokenizer:
+    """The demo model's tokenizer: its ids include those of the tiny model."""
+    return TextTokenizer.from_dir(DEMO)
+
+
+@pytest.fixture(scope="session")
+def demo_forward() -> Forward:
+    """The model that ships with the package, in float32."""
+    return load(DEMO, dtype="float32")
+
+
+@pytest.fixture
+def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., EngineLoop]:
+    """Makes fresh loops that share nothing but the weights: ``make_loop(budget_bytes=..., ...)``."""
+
+    def make(
+        *,
+        budget_bytes: int = 2**30,
+        ring: RingLimits | None = None,
+        options: LoopOptions | None = None,
+        shares_prefixes: bool = True,
+        stop_ids: frozenset[int] = frozenset({2}),
+        forward: Forward = tiny_forward,
+    ) -> EngineLoop:
+        store = Store(
+            metadata(forward, tokenizer, forward.config.max_context),
+            budget_bytes=budget_bytes,
+            ring_limits=ring or RingLimits(),
+            share_prefixes=shares_prefixes,
+            clock=_Clock(),
+            new_state=forward.new_state,
+        )
+        return EngineLoop(
+            forward,
+            tokenizer,
+            store,
+            stop_ids=stop_ids,
+            options=options or LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, checks_store=True),
+        )
+
+    return make
+
+
+class _Clock:
+    """A second passes whenever it is read."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 1.0
+        return self._now

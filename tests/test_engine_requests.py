@@ -1,0 +1,256 @@
+"""What becomes of single requests: their events, their ends, and what is remembered of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from driver import Driver, Outcome, chat_prompt, plain_prompt
+
+from model.forward import Forward
+from model.sampling import SamplingParams
+from server.events import Finished, Planned, Progress, ReplyFormat
+from server.loop import EngineLoop, LoopOptions
+
+MakeLoop = Callable[..., EngineLoop]
+
+PROMPT = [10 + i * i % 90 for i in range(300)]
+
+
+@pytest.fixture
+def driver(make_loop: MakeLoop) -> Driver:
+    return Driver(make_loop(stop_ids=frozenset()))
+
+
+def cold(make_loop: MakeLoop, prompt: list[int], **options: object) -> Outcome:
+    return Driver(make_loop(stop_ids=frozenset())).ask(prompt, **options)
+
+
+def ids_fed(driver: Driver) -> list[int]:
+    """Of the one entry in the store."""
+    (entry,) = driver.loop.store._shelf.entries()
+    return entry.ids.view.tolist()
+
+
+def test_a_request_is_planned_then_grows_then_finishes(driver: Driver) -> None:
+    outcome = driver.ask(PROMPT, max_tokens=5)
+    kinds = [type(event) for event in outcome.events]
+    assert kinds[0] is Planned
+    assert kinds[-1] is Finished
+    assert set(kinds[1:-1]) == {Progress}
+    assert outcome.finished[0].reason == "length"
+    assert outcome.finished[0].n_tokens == 5
+
+
+def test_the_next_turn_continues_where_the_reply_ended(driver: Driver, make_loop: MakeLoop) -> None:
+    first = driver.ask(PROMPT)
+    longer = [*PROMPT, *first.token_ids[0], 7, 8, 9]
+    second = driver.ask(longer)
+    assert second.report.mode == "ExactAppend"
+    assert second.report.reused_tokens == len(longer) - 3
+    assert second.report.prefilled_tokens == 3
+    assert second.token_ids == cold(make_loop, longer).token_ids
+
+
+def test_a_stop_token_ends_the_reply_and_is_remembered_as_fed(make_loop: MakeLoop) -> None:
+    reply = cold(make_loop, PROMPT, max_tokens=8).token_ids[0]
+    driver = Driver(make_loop(stop_ids=frozenset({reply[3]})))
+    outcome = driver.ask(PROMPT, max_tokens=8)
+    n_before = reply.index(reply[3])
+    assert outcome.finished[0].reason == "stop"
+    assert outcome.token_ids[0] == reply[: n_before + 1]
+    assert ids_fed(driver) == [*PROMPT, *reply[: n_before + 1]]
+
+
+def test_a_stop_string_cuts_the_text_and_the_entry_ends_before_the_cut(make_loop: MakeLoop) -> None:
+    whole = cold(make_loop, PROMPT, max_tokens=12)
+    stop = whole.text()[4:6]
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    outcome = driver.ask(PROMPT, max_tokens=12, reply=ReplyFormat(stops=(stop,)))
+    assert outcome.finished[0].reason == "stop"
+    assert outcome.text() == whole.text()[: whole.text().index(stop)]
+    fed = ids_fed(driver)
+    assert fed == [*PROMPT, *whole.token_ids[0]][: len(fed)]
+    assert len(PROMPT) <= len(fed) < len(PROMPT) + outcome.finished[0].n_tokens
+    follow = [*fed, 5, 6]
+    assert driver.ask(follow).token_ids == cold(make_loop, follow).token_ids
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 2, 3, 4, 6])
+def test_a_cancel_at_any_point_keeps_the_work_done_and_the_retry_is_right(
+    make_loop: MakeLoop, n_steps: int
+) -> None:
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    outcome = driver.submit(PROMPT, max_tokens=50)
+    for _ in range(n_steps):
+        driver.loop.step()
+    driver.loop.cancel(outcome.id)
+    driver.run()
+    assert outcome.failed is not None
+    assert outcome.failed.kind == "cancelled"
+    retry = driver.ask(PROMPT, max_tokens=6)
+    assert retry.token_ids == cold(make_loop, PROMPT, max_tokens=6).token_ids
+    if n_steps >= 1:
+        assert retry.report.reused_tokens >= min(n_steps, 2) * 64
+
+
+def test_a_cancel_of_an_unknown_or_finished_request_is_ignored(driver: Driver) -> None:
+    outcome = driver.ask(PROMPT)
+    driver.loop.cancel("nobody")
+    driver.loop.cancel(outcome.id)
+    driver.run()
+    assert outcome.failed is None
+
+
+def test_several_replies_share_one_prefill_and_greedy_ones_are_equal(driver: Driver) -> None:
+    outcome = driver.ask(PROMPT, n_replies=3)
+    assert driver.loop.counters.n_prefilled == len(PROMPT)
+    assert outcome.token_ids[0] == outcome.token_ids[1] == outcome.token_ids[2]
+    assert len(outcome.finished) == 3
+
+
+def test_seeded_replies_do_not_depend_on_what_else_runs(make_loop: MakeLoop) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=11)
+    alone = cold(make_loop, PROMPT, sampling=sampling, max_tokens=12)
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    others = [driver.submit([*PROMPT[i:], i], max_tokens=9 + i, session=f"s{i}") for i in range(4)]
+    among = driver.submit(PROMPT, sampling=sampling, max_tokens=12, session="own")
+    driver.run()
+    assert among.token_ids == alone.token_ids
+    assert all(other.finished for other in others)
+
+
+def test_greedy_replies_written_together_are_those_written_alone(make_loop: MakeLoop) -> None:
+    prompts = [[*PROMPT[: 40 * i + 30], 100 + i] for i in range(6)]
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    together = [driver.submit(prompt, max_tokens=10 + i, session=f"s{i}") for i, prompt in enumerate(prompts)]
+    driver.run()
+    for i, (prompt, outcome) in enumerate(zip(prompts, together, strict=True)):
+        assert outcome.token_ids == cold(make_loop, prompt, max_tokens=10 + i).token_ids
+
+
+def test_more_requests_than_places_wait_their_turn(make_loop: MakeLoop) -> None:
+    options = LoopOptions(max_replies=2, prefill_tokens=128, shared_prefill_tokens=64)
+    driver = Driver(make_loop(options=options, stop_ids=frozenset()))
+    outcomes = [driver.submit([*PROMPT, i], session=f"s{i}") for i in range(5)]
+    for _ in range(40):
+        driver.loop.step()
+        assert driver.loop.stats().n_running <= 3  # two that are written and one that is read
+    driver.run()
+    assert all(outcome.finished for outcome in outcomes)
+
+
+def test_a_fault_in_a_prefill_fails_that_request_alone(
+    driver: Driver, make_loop: MakeLoop, tiny_forward: Forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.ask(PROMPT, session="kept")
+    prefill = Forward.prefill
+
+    def fail(self: Forward, state: object, ids: np.ndarray, **options: object) -> object:
+        if 77_777 in ids:
+            raise RuntimeError("planted")
+        return prefill(self, state, ids, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Forward, "prefill", fail)
+    bad = driver.submit([*PROMPT, 77_777], session="kept")
+    good = driver.submit(PROMPT[:200], session="other")
+    driver.run()
+    assert bad.failed is not None
+    assert bad.failed.kind == "internal"
+    assert good.token_ids == cold(make_loop, PROMPT[:200]).token_ids
+    again = driver.ask(PROMPT, session="kept")
+    assert again.token_ids == cold(make_loop, PROMPT).token_ids
+
+
+def test_a_fault_in_a_decode_step_fails_what_runs_and_the_loop_goes_on(
+    driver: Driver, make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = [driver.submit([*PROMPT, i], session=f"s{i}", max_tokens=60) for i in range(2)]
+    while driver.loop.stats().n_waiting or not all(len(o.events) > 1 for o in outcomes):
+        driver.loop.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("server.decoding.sample_rows", _raise)
+        driver.loop.step()
+    driver.run()
+    assert all(outcome.failed is not None for outcome in outcomes)
+    assert driver.ask(PROMPT).token_ids == cold(make_loop, PROMPT).token_ids
+
+
+def test_a_fault_in_reading_one_reply_leaves_the_others_alone(
+    driver: Driver, make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = driver.submit(PROMPT, session="good", max_tokens=20)
+    bad = driver.submit([*PROMPT, 3], session="bad", max_tokens=20)
+    while not any(isinstance(event, Progress) for event in bad.events):
+        driver.loop.step()
+    reply = next(reply for reply in driver.loop._decoder.replies if reply.request.id == bad.id)
+    monkeypatch.setattr(reply.reader, "push", _raise)
+    driver.run()
+    assert bad.failed is not None
+    assert good.token_ids == cold(make_loop, PROMPT, max_tokens=20).token_ids
+
+
+def test_the_thought_is_closed_when_its_budget_is_spent(make_loop: MakeLoop, demo_forward: Forward) -> None:
+    driver = Driver(make_loop(forward=demo_forward, stop_ids=frozenset()))
+    prompt = plain_prompt(PROMPT)
+    prompt = type(prompt)(prompt.ids, opens_thought=True)
+    outcome = driver.ask(prompt, max_tokens=30, reply=ReplyFormat(max_thought_tokens=7))
+    finished = outcome.finished[0]
+    assert 7 < finished.n_reasoning_tokens <= 7 + 4
+    assert finished.n_tokens == 30
+    assert outcome.text()
+
+
+def test_reading_ahead_turns_the_known_part_of_the_next_prompt_into_reuse(
+    driver: Driver, make_loop: MakeLoop
+) -> None:
+    header = [1, 4, 5]
+    first = chat_prompt([[1, 3, *PROMPT]], roles=["user"], header=header)
+    driver.ask(first)
+    known = chat_prompt([[1, 3, *PROMPT], [1, 4, 50, 51, 52, 2]], roles=["user", "assistant"], header=[1, 3])
+    driver.read_ahead(known)
+    driver.run()
+    assert driver.loop.counters.n_read_ahead > 0
+    following = chat_prompt(
+        [[1, 3, *PROMPT], [1, 4, 50, 51, 52, 2], [1, 3, 60, 61, 2]],
+        roles=["user", "assistant", "user"],
+        header=header,
+    )
+    outcome = driver.ask(following)
+    assert outcome.report.mode == "ExactAppend"
+    assert outcome.report.reused_tokens == len(known.ids)
+    assert outcome.token_ids == cold(make_loop, following.ids.tolist()).token_ids
+
+
+def test_a_request_interrupts_reading_ahead_and_keeps_what_was_read(driver: Driver) -> None:
+    known = plain_prompt([*PROMPT, *PROMPT])
+    driver.read_ahead(known)
+    driver.loop.step()
+    outcome = driver.ask([*PROMPT, 9], session="other")
+    assert outcome.finished
+    later = driver.ask([*PROMPT, *PROMPT, 4])
+    assert later.report.reused_tokens >= 128
+
+
+def test_a_conversation_larger_than_the_budget_is_served_and_then_dropped(make_loop: MakeLoop) -> None:
+    driver = Driver(make_loop(budget_bytes=1000, stop_ids=frozenset()))
+    outcome = driver.ask(PROMPT)
+    assert outcome.token_ids == cold(make_loop, PROMPT).token_ids
+    assert driver.loop.store.n_bytes == 0
+
+
+def test_parallel_questions_over_one_system_prompt_read_it_once(driver: Driver, make_loop: MakeLoop) -> None:
+    system = [1, 2, *PROMPT]
+    chats = [[1, 3, 20 + i, 30 + i, 2] for i in range(6)]
+    prompts = [chat_prompt([system, chat], roles=["system", "user"], header=[1, 4, 5]) for chat in chats]
+    outcomes = [driver.submit(prompt) for prompt in prompts]
+    driver.run()
+    n_least = len(system) + sum(len(prompt.ids) - len(system) for prompt in prompts)
+    assert driver.loop.counters.n_prefilled <= n_least
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
+        assert outcome.token_ids == cold(make_loop, prompt.ids.tolist()).token_ids
+
+
+def _raise(*_: object) -> object:
+    raise RuntimeError("planted")
