@@ -25,7 +25,11 @@ async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -
         is_done = working.done()
         working.cancel()
         await asyncio.wait({working, listening})
-    return working.result() if is_done else None
+    if is_done:
+        return working.result()
+    if not working.cancelled():
+        working.exception()  # nobody is left to be told of it
+    return None
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -86,7 +86,9 @@ class Run:
         while True:
             pulse = self._engine.stats().n_steps
             try:
-                return await asyncio.wait_for(self._queue.get(), self._stall_s)
+                # Not wait_for: before Python 3.12 it drops a cancel that comes together with an event.
+                async with asyncio.timeout(self._stall_s):
+                    return await self._queue.get()
             except TimeoutError:
                 if self._engine.stats().n_steps == pulse:
                     return Failed(f"The engine has not moved for {self._stall_s:g} s.", kind="internal")

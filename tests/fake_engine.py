@@ -70,18 +70,20 @@ class FakeEngine:
     Attributes:
         requests: what was submitted, in order.
         cancelled: ids of the requests that were cancelled.
-        was_cancelled: set with the first cancel.
+        was_asked, was_cancelled: set with the first request and the first cancel.
     """
 
     script: Script = field(default_factory=lambda: says("Hello", " there"))
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    was_asked: threading.Event = field(default_factory=threading.Event)
     was_cancelled: threading.Event = field(default_factory=threading.Event)
     n_steps: int = 0
     store: Any = None
 
     def submit(self, request: GenerationRequest) -> None:
         self.requests.append(request)
+        self.was_asked.set()
         threading.Thread(target=self._play, args=(request,), daemon=True).start()
 
     def cancel(self, request_id: str) -> None:

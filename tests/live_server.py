@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +33,15 @@ class Live:
     engine: FakeEngine
     http: httpx.Client
     openai: openai.OpenAI
+    loop: asyncio.AbstractEventLoop
+
+    def start_drain(self) -> Future[None]:
+        """Tell the server to stop taking requests; done when the last one is over."""
+        drain = asyncio.run_coroutine_threadsafe(self.gateway.drain(), self.loop)
+        # Two turns of the loop: the drain has begun when this returns.
+        for _ in range(2):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()
+        return drain
 
     def chat(self, **fields: Any) -> httpx.Response:
         """Ask with ``fields`` over a minimal request; a field set to ``...`` is left out."""
@@ -54,6 +66,20 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
+class _Server(uvicorn.Server):
+    """Tells when it is up, and on which loop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = threading.Event()
+        self.loop: asyncio.AbstractEventLoop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.loop = asyncio.get_running_loop()
+        self.is_up.set()
+
+
 @contextmanager
 def live(
     engine: FakeEngine | None = None, served: Served | None = None, settings: Settings | None = None
@@ -64,7 +90,7 @@ def live(
     engine = engine or FakeEngine()
     gateway = Gateway(engine, served or fake_served(), settings)
     config = uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off")
-    server = uvicorn.Server(config)
+    server = _Server(config)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -75,7 +101,8 @@ def live(
                 httpx.Client(base_url=base_url.removesuffix("/v1"), headers=headers, timeout=30) as http,
                 openai.OpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=30) as client,
             ):
-                yield Live(gateway, engine, http, client)
+                assert server.is_up.wait(10)
+                yield Live(gateway, engine, http, client, server.loop)
         finally:
             server.should_exit = True
             thread.join()
