@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class LentState(Protocol):
     def n_bytes(self) -> int:
         """Bytes held for this sequence, spare room included."""
 
-    def fork(self, checkpoint: Checkpoint) -> SequenceState:
+    def fork(self, checkpoint: Any) -> SequenceState:
         """A state of its own at ``checkpoint``; the lent one goes on undisturbed."""
 
 

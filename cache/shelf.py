@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from cache.counters import Counters
 from cache.entry import Entry
 from cache.eviction import Victim, least_useful, least_useful_entry
 from cache.ledger import Ledger
@@ -15,14 +16,14 @@ class Shelf:
     """All slots that have something at rest.
 
     Args:
+        counters: where evictions are counted.
         max_entries_per_slot: entries that one slot may keep.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, *, max_entries_per_slot: int, clock: Callable[[], float]) -> None:
-        self.n_evicted_entries = 0
-        self.n_evicted_checkpoints = 0
+    def __init__(self, counters: Counters, *, max_entries_per_slot: int, clock: Callable[[], float]) -> None:
         self.ledger = Ledger()
+        self._counters = counters
         self._max_entries_per_slot = max_entries_per_slot
         self._clock = clock
         self._slots: dict[CrossTurnSlotId, Slot] = {}
@@ -104,7 +105,7 @@ class Shelf:
     def _evict(self, victim: Victim) -> None:
         if victim.checkpoint is None:
             self.remove(victim.entry)
-            self.n_evicted_entries += 1
+            self._counters.n_evicted_entries += 1
         else:
             self.ledger.release(victim.entry.ring.remove(victim.checkpoint))
-            self.n_evicted_checkpoints += 1
+            self._counters.n_evicted_checkpoints += 1

@@ -2,11 +2,14 @@
 
 The state is opaque here. ``model/state.py`` implements these protocols over MLX arrays; the tests
 and ``bench/replay.py`` implement them over integers. Nothing in ``cache/`` may look inside.
+
+A state takes back only checkpoints of its own kind, which structural types cannot say: hence ``Any``
+where a checkpoint goes in.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Checkpoint(Protocol):
@@ -39,11 +42,11 @@ class SequenceState(Protocol):
     def snapshot(self) -> Checkpoint:
         """The recurrent state here, to return to later. No copy of KV rows."""
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Any) -> None:
         """Go back to ``checkpoint``, taken on this state or on the one it was forked from:
         truncate the KV rows to its length and put its recurrent state in place."""
 
-    def fork(self, checkpoint: Checkpoint) -> SequenceState:
+    def fork(self, checkpoint: Any) -> SequenceState:
         """A new state at ``checkpoint`` that shares no buffer with this one (KV rows up to the
         checkpoint are copied)."""
 

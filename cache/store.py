@@ -8,11 +8,11 @@ engine's thread. The store knows no text, no layers and no HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from cache import selection
 from cache.boundaries import PromptShape, choose_captures
 from cache.choice import Choice, diverged_at
+from cache.counters import Counters
 from cache.entry import Entry, RunningEntry, TokenBuffer
 from cache.planner import (
     CrossTurnPrefixMetadata,
@@ -26,19 +26,6 @@ from cache.ring import CheckpointRing, RingLimits
 from cache.shelf import Shelf
 from cache.slots import SlotInfo, describe
 from cache.state import SequenceState
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened since the store was made."""
-
-    n_requests: int = 0
-    n_hits: int = 0
-    n_forks: int = 0
-    n_saves: int = 0
-    n_drops: int = 0
-    n_prompt_tokens: int = 0
-    n_reused_tokens: int = 0
 
 
 class Store:
@@ -73,7 +60,7 @@ class Store:
         self._share_prefixes = share_prefixes
         self._clock = clock
         self._new_state = new_state
-        self._shelf = Shelf(max_entries_per_slot=max_entries_per_slot, clock=clock)
+        self._shelf = Shelf(self.counters, max_entries_per_slot=max_entries_per_slot, clock=clock)
         self._running: dict[int, RunningEntry] = {}
         self._n_numbers = 0
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cache_kit import METADATA
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.planner import (
     AdapterId,
     CrossTurnPrefixEntry,
-    CrossTurnPrefixMetadata,
     CrossTurnSlotId,
     ExactAppend,
     FullRefill,
@@ -21,19 +21,6 @@ from cache.planner import (
     checkpoint_survives_save,
     longest_common_token_prefix,
     plan_prefix_reuse,
-)
-
-METADATA = CrossTurnPrefixMetadata(
-    model_fingerprint=1,
-    tokenizer_fingerprint=2,
-    adapter_id=AdapterId.BASE,
-    vocab_size=1000,
-    max_cache_len=4096,
-    kv_dtype="float32",
-    rope_theta=1e7,
-    partial_rotary_factor=None,
-    layer_types=("linear_attention", "full_attention"),
-    chat_template_version=1,
 )
 
 
