@@ -104,6 +104,10 @@ class ChatBody:
             case Finished():
                 self._choices[event.index].finished = event
 
+    def message(self, index: int) -> ReplyMessage:
+        """Reply ``index`` as far as it has come."""
+        return _message(self._choices[index], self._shape.reasoning_field)
+
     def body(self) -> ChatCompletion:
         """The whole reply; every reply must have finished."""
         shape = self._shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from model.errors import InputError
 
@@ -22,12 +23,22 @@ _OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 """Variables of the template that a request sets by its own fields only."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComposedChat:
-    """A chat request, ready to run; ``who`` is the end user that it names, for the log."""
+    """A chat request, ready to run.
+
+    Attributes:
+        messages, tools, template_kwargs: what the prompt was rendered from.
+        continues: the reply goes on writing the last message.
+        who: the end user that the request names, for the log.
+    """
 
     generation: GenerationRequest
     shape: ChatReplyShape
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, object]
+    continues: bool
     stream: bool
     who: str | None
 
@@ -52,12 +63,12 @@ def compose_chat(
     served.check_name(request.model)
     check_pairs(request)
     thinking = thinking_of(request, settings.thinking, served.chat.variables)
+    messages = [message.model_dump(exclude_none=True) for message in request.messages]
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] or None
+    template_kwargs = {**template_kwargs_of(request), **thinking.template_kwargs}
+    continues = continues_final(request)
     prompt = served.chat.render(
-        [message.model_dump(exclude_none=True) for message in request.messages],
-        tools=tools,
-        template_kwargs={**template_kwargs_of(request), **thinking.template_kwargs},
-        continue_final=continues_final(request),
+        messages, tools=tools, template_kwargs=template_kwargs, continue_final=continues
     )
     wanted = request.max_completion_tokens or request.max_tokens
     generation = GenerationRequest(
@@ -89,7 +100,16 @@ def compose_chat(
         service_tier=None if request.service_tier is None else "default",
         metadata=request.metadata,
     )
-    return ComposedChat(generation, shape, bool(request.stream), request.safety_identifier or request.user)
+    return ComposedChat(
+        generation=generation,
+        shape=shape,
+        messages=messages,
+        tools=tools,
+        template_kwargs=template_kwargs,
+        continues=continues,
+        stream=bool(request.stream),
+        who=request.safety_identifier or request.user,
+    )
 
 
 def check_pairs(request: ChatRequest) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from cache.store import Store
-    from server.events import GenerationRequest
+    from server.events import GenerationRequest, WarmRequest
 
 T = TypeVar("T")
 
@@ -58,6 +58,10 @@ class EngineClient(Protocol):
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue ``request``; everything that becomes of it arrives through ``request.emit``."""
+        ...
+
+    def read_ahead(self, request: WarmRequest) -> None:
+        """Read, once nothing else is to be done, what the next prompt of a session begins with."""
         ...
 
     def cancel(self, request_id: str) -> None:

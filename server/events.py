@@ -27,12 +27,14 @@ class ReplyFormat:
         tools: the request's tool definitions; None switches the tool-call parser off.
         grammar: a grammar in llguidance's JSON form that the reply after the thought must match.
         max_thought_tokens: close an open thought after so many tokens; None for no limit.
+        may_think: False reads thought tags as text (plain completions).
     """
 
     stops: tuple[str, ...] = ()
     tools: tuple[dict[str, object], ...] | None = None
     grammar: str | None = None
     max_thought_tokens: int | None = None
+    may_think: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -10,13 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from .ahead import is_worth_it, warm_request
+from .chat_request import ComposedChat
 from .client import EngineClient
 from .errors import UnavailableError
 from .events import Failed
 from .log import RequestRecord
 from .run import Run
+from .schema_replies import ReplyMessage
 from .served import Served
 from .settings import Settings
+
+log = logging.getLogger("crossturn.gateway")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +44,7 @@ class Gateway:
     settings: Settings
     clock: Callable[[], float] = time.monotonic
     _live: set[Run] = field(default_factory=set)
+    _reading_ahead: set[asyncio.Future[None]] = field(default_factory=set)
     _is_draining: bool = False
     _worker: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="render")
@@ -57,6 +64,22 @@ class Gateway:
             raise UnavailableError("The server is shutting down.", code="shutting_down", retry_after_s=10)
         record = RequestRecord(request_id, self.clock)
         return Run(self.engine, record, live=self._live, stall_s=self.settings.stall_s)
+
+    def read_ahead(self, chat: ComposedChat, reply: ReplyMessage) -> None:
+        """Have the engine read, when idle, what the prompt after ``reply`` is known to begin with."""
+        if self.settings.idle_prefill and is_worth_it(chat) and not self._is_draining:
+            task = asyncio.ensure_future(self._read_ahead(chat, reply))
+            self._reading_ahead.add(task)
+            task.add_done_callback(self._reading_ahead.discard)
+
+    async def _read_ahead(self, chat: ComposedChat, reply: ReplyMessage) -> None:
+        try:
+            request = await self.on_worker(warm_request, chat, reply, self.served.chat)
+        except Exception:
+            # The reply is long delivered: that its successor cannot be foreseen concerns nobody else.
+            log.exception("cannot read ahead of %s", chat.generation.id)
+        else:
+            self.engine.read_ahead(request)
 
     async def drain(self) -> None:
         """Take no more requests; let those that run finish within the settings' time, then end them."""

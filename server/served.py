@@ -36,12 +36,23 @@ class ChatRenderer(Protocol):
         """Raises InputError, naming the message, for what the template cannot render."""
         ...
 
+    def known_next(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reply: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> NDArray[np.uint32]:
+        """The ids [n] that the prompt after ``reply`` begins with, whatever comes next."""
+        ...
+
 
 class TokenTable(Protocol):
     """Text to ids and back; :class:`model.tokenizer.TextTokenizer` is the real one."""
 
     def encode(self, text: str) -> NDArray[np.uint32]:
-        """Ids of ``text`` alone, in which control tokens are text: uint32 [n]."""
+        """Ids of ``text``, uint32 [n]; control strings in it become control tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -34,7 +34,6 @@ class Settings:
         model: ``demo``, a directory or a Hub repository.
         adapter_path: a LoRA adapter to put over the model.
         served_model_names: further names under which requests may ask for the model.
-        dtype: what to compute in; None leaves it to the backend and the checkpoint.
         memory_budget_bytes: memory for retained conversations; None takes the machine's default.
         context_length: at most this many tokens a conversation; None takes the checkpoint's limit.
         max_running: sequences that decode together at most.
@@ -57,7 +56,6 @@ class Settings:
     model: str = "demo"
     adapter_path: Path | None = None
     served_model_names: tuple[str, ...] = ()
-    dtype: str | None = None
     memory_budget_bytes: int | None = None
     context_length: int | None = None
     max_running: int = 16

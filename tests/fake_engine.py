@@ -16,7 +16,16 @@ from model.deltas import ContentDelta
 from model.errors import InputError
 from model.sampling import SamplingParams
 from server.client import EngineStats, ModelInfo
-from server.events import Event, Failed, Finished, GenerationRequest, Planned, PlanReport, Progress
+from server.events import (
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Planned,
+    PlanReport,
+    Progress,
+    WarmRequest,
+)
 from server.served import Served
 
 T = TypeVar("T")
@@ -78,6 +87,8 @@ class FakeEngine:
     cancelled: list[str] = field(default_factory=list)
     was_asked: threading.Event = field(default_factory=threading.Event)
     was_cancelled: threading.Event = field(default_factory=threading.Event)
+    ahead: list[WarmRequest] = field(default_factory=list)
+    was_warmed: threading.Event = field(default_factory=threading.Event)
     n_steps: int = 0
     store: Any = None
 
@@ -85,6 +96,10 @@ class FakeEngine:
         self.requests.append(request)
         self.was_asked.set()
         threading.Thread(target=self._play, args=(request,), daemon=True).start()
+
+    def read_ahead(self, request: WarmRequest) -> None:
+        self.ahead.append(request)
+        self.was_warmed.set()
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
@@ -141,6 +156,17 @@ class FakeChat:
             ids=FakeTokens().encode(text),
             opens_thought=(template_kwargs or {}).get("enable_thinking") is True,
         )
+
+    def known_next(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reply: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> NDArray[np.uint32]:
+        prompt = self.render([*messages, reply], tools=tools, template_kwargs=template_kwargs)
+        return prompt.ids
 
 
 class FakeTokens:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 from fake_engine import FakeEngine, replies, says
 from live_server import ASK, live
 
 from model.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Finished, Progress
+from server.settings import Settings
 
 
 def test_a_whole_reply_carries_text_usage_and_plan() -> None:
@@ -79,3 +82,23 @@ def test_thoughts_and_calls_are_the_same_streamed_and_whole() -> None:
     assert "".join(call["function"]["arguments"] for call in calls) == '{"a":1}'
     for field in ("content", "reasoning_content"):
         assert "".join(delta.get(field, "") for delta in deltas) == message[field]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_follows_a_reply_is_read_ahead(stream: bool) -> None:
+    with live(FakeEngine(says("Hello"))) as server:
+        server.chat(stream=stream, prompt_cache_key="k")
+        assert server.engine.was_warmed.wait(10)
+        (warmed,) = server.engine.ahead
+    assert warmed.slot == server.engine.requests[0].slot
+    assert bytes(warmed.prompt.ids.tolist()) == b"user: Hi\nassistant: Hello"
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle_prefill"),
+    [({}, False), ({"n": 2}, True), ({"messages": [{"role": "assistant", "content": "Once"}]}, True)],
+)
+def test_what_cannot_be_foreseen_is_not_read_ahead(fields: dict[str, Any], idle_prefill: bool) -> None:
+    with live(settings=Settings(idle_prefill=idle_prefill)) as server:
+        assert server.chat(**fields).status_code == 200
+    assert server.engine.ahead == []

@@ -56,25 +56,30 @@ def router(gateway: Gateway) -> APIRouter:
         run.record.describe(who=chat.who, thinking=chat.generation.prompt.opens_thought)
         if chat.stream:
             return EventStream(
-                _chunks(chat, run), keep_alive_s=settings.keep_alive_s, stall_s=settings.stall_s
+                _chunks(chat, run, gateway), keep_alive_s=settings.keep_alive_s, stall_s=settings.stall_s
             )
-        whole = await run_until_disconnect(_body(chat, run), request.receive)
+        whole = await run_until_disconnect(_body(chat, run, gateway), request.receive)
         return Response(status_code=499) if whole is None else JSONResponse(whole)
 
     return routes
 
 
-async def _chunks(chat: ComposedChat, run: Run) -> AsyncGenerator[ChatCompletionChunk, None]:
-    encoder = ChatChunks(chat.shape)
+async def _chunks(
+    chat: ComposedChat, run: Run, gateway: Gateway
+) -> AsyncGenerator[ChatCompletionChunk, None]:
+    collector, encoder = ChatBody(chat.shape), ChatChunks(chat.shape)
     async with aclosing(run.events([chat.generation])) as events:
         async for event in events:
+            collector.add(event)
             for chunk in encoder.of(event):
                 yield chunk
+    gateway.read_ahead(chat, collector.message(0))
 
 
-async def _body(chat: ComposedChat, run: Run) -> ChatCompletion:
+async def _body(chat: ComposedChat, run: Run, gateway: Gateway) -> ChatCompletion:
     collector = ChatBody(chat.shape)
     async with aclosing(run.events([chat.generation])) as events:
         async for event in events:
             collector.add(event)
+    gateway.read_ahead(chat, collector.message(0))
     return collector.body()

@@ -1,0 +1,30 @@
+"""What the next prompt of a conversation is known to begin with, once its reply is written."""
+
+from __future__ import annotations
+
+from model.chat import RenderedPrompt
+
+from .chat_request import ComposedChat
+from .events import WarmRequest
+from .schema_replies import ReplyMessage
+from .served import ChatRenderer
+
+
+def warm_request(chat: ComposedChat, reply: ReplyMessage, renderer: ChatRenderer) -> WarmRequest:
+    """A request to read what follows ``reply`` whatever the user says next.
+
+    Raises:
+        InputError: the conversation with its reply cannot be rendered.
+    """
+    known = renderer.known_next(chat.messages, reply, tools=chat.tools, template_kwargs=chat.template_kwargs)
+    return WarmRequest(
+        id=f"{chat.generation.id}-next",
+        slot=chat.generation.slot,
+        tenant=chat.generation.tenant,
+        prompt=RenderedPrompt(ids=known),
+    )
+
+
+def is_worth_it(chat: ComposedChat) -> bool:
+    """Of several replies nobody knows which one is taken; a continued one is a message of two parts."""
+    return chat.generation.n_replies == 1 and not chat.continues
