@@ -207,7 +207,7 @@ def main() -> None:
         server = Server(
             name, url, model=arguments.model, with_keys=arguments.keys, max_tokens=arguments.max_tokens
         )
-        seen = Seen(ChatFormat.from_dir(arguments.tokenizer, tokenizer), tokenizer)
+        seen = Seen(ChatFormat(tokenizer), tokenizer)
         results[name] = {
             shape: run_shape(shape, server, seen, arguments.words, arguments.turns)
             for shape in arguments.shape or SHAPES

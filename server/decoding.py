@@ -9,15 +9,16 @@ state of a finished reply stands for all of its tokens, the stop token included.
 from __future__ import annotations
 
 from itertools import count
+from typing import cast
 
 import mlx.core as mx
 
 from cache.boundaries import due_while_decoding
-from cache.state import Checkpoint, SequenceState
 from model.batch import DecodeBatch
 from model.forward import Forward
 from model.logprobs import Logprobs, logprobs_of
 from model.sampling import sample_rows
+from model.state import Checkpoint, State
 
 from .events import Finished, FinishReason, Progress, TokenLogprob
 from .sequence import Reply
@@ -34,7 +35,7 @@ class _Row:
     def n_bytes(self) -> int:
         return self._batch.n_bytes_of(self._key)
 
-    def fork(self, checkpoint: Checkpoint) -> SequenceState:
+    def fork(self, checkpoint: Checkpoint) -> State:
         return self._batch.fork(self._key, checkpoint)
 
 
@@ -66,7 +67,7 @@ class Decoder:
         if reply.request.top_logprobs is not None:
             self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
         token = token.reshape(1)
-        self._batch.join(key, reply.running.lend(_Row(self._batch, key)))
+        self._batch.join(key, cast(State, reply.running.lend(_Row(self._batch, key))))
         self._replies[key] = reply
         self._sampled = token if self._sampled is None else mx.concatenate([self._sampled, token])
 
@@ -83,7 +84,7 @@ class Decoder:
         logits = self._batch.step(fed)  # [B, V]
         if any(reply.constraint is not None for reply in self._replies.values()):
             # A constraint must have seen the token just fed before it can judge the next one.
-            mx.async_eval(logits)
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._read(fed, fed_logprobs)
             self._sample(logits)
         else:
@@ -126,11 +127,12 @@ class Decoder:
             if reply.request.top_logprobs is not None
         }
         self._sampled = sampled
-        mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))
+        mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))  # type: ignore[no-untyped-call]
 
     def _read(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
         """Read the tokens that were fed, [B], and tell what they add to each reply's text."""
-        for token, (key, reply) in zip(fed.tolist(), self._replies.items(), strict=True):
+        tokens = cast(list[int], fed.tolist())
+        for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
             reply.running.ids.append(token)
             reply.token_ids.append(token)
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
@@ -17,6 +18,7 @@ from cache.store import Store
 from model.forward import Forward
 from model.reply import ReplyReader, close_thought_ids
 from model.sampling import Sampler
+from model.state import State
 from model.tokenizer import TextTokenizer
 
 from .client import EngineStats
@@ -223,7 +225,7 @@ class EngineLoop:
         limit = self._options.shared_prefill_tokens if self._decoder.replies else self._options.prefill_tokens
         ids, captures = job.next_chunk(limit)
         try:
-            read = self._forward.prefill(job.running.state, ids, capture_at=captures)
+            read = self._forward.prefill(cast(State, job.running.state), ids, capture_at=captures)
         except Exception as fault:
             self._reading = None
             self._fail(job.request, job.running, fault)
@@ -255,6 +257,7 @@ class EngineLoop:
             opens_thought=request.prompt.opens_thought,
             tools=request.reply.tools,
             stops=request.reply.stops,
+            may_think=request.reply.may_think,
         )
         budget = request.reply.max_thought_tokens
         return Reply(

@@ -142,7 +142,7 @@ def test_more_requests_than_places_wait_their_turn(make_loop: MakeLoop) -> None:
 
 
 def test_a_fault_in_a_prefill_fails_that_request_alone(
-    driver: Driver, make_loop: MakeLoop, tiny_forward: Forward, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.ask(PROMPT, session="kept")
     prefill = Forward.prefill
