@@ -15,16 +15,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.blocks import BlockEncoder, blocks_of, joined, n_common
+from model.conversation import OPENER, Conversation, prepare
 from model.errors import CheckpointError, InputError
-from model.guard import Guard, GuardClashError
-from model.messages import LATE_SYSTEM, Message, normalise
-from model.template import RESERVED, ChatTemplate, TemplateRefusedError
+from model.messages import END_THINK, THINK, Message
+from model.nextturns import Blocks, Render, next_turns, shared_points, shared_points_from_tail
+from model.template import RESERVED, ChatTemplate
 from model.tokenizer import TextTokenizer
 
-OPENER = "<|im_start|>"
+MEMO_BUDGET_BYTES = 128 * 1024 * 1024
+"""About a hundred conversations of 110,000 tokens."""
 HARMLESS_KWARGS = frozenset({"enable_thinking", "preserve_thinking"})
-"""Switches that a template without the feature may be told, because nothing then differs from the wish
-or the checkpoint has no other way."""
+"""Switches that any template may be told: a model without thoughts has none to switch."""
+TRIAL_MESSAGES: dict[str, Message] = {
+    "system": {"role": "system", "content": "s"},
+    "user": {"role": "user", "content": "u"},
+    "assistant": {"role": "assistant", "content": "c", "reasoning_content": "t"},
+    "call": {
+        "role": "assistant",
+        "reasoning_content": "t",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"k": 1}}}],
+    },
+    "tool": {"role": "tool", "content": "r"},
+}
+TRIAL_TOOLS: list[Message] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+TRIALS = (
+    ("user", "assistant", "user"),
+    ("user", "call", "tool", "call", "tool"),
+    ("system", "user", "call", "tool", "assistant", "user", "call", "tool"),
+    ("user", *("call", "tool") * 6),
+)
+"""Conversations on which a template shows whether its points may be found from the tail."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,35 +70,20 @@ class RenderedPrompt:
     system_end: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Conversation:
-    """A request made ready for the template: guarded, with its guard.
-
-    Attributes:
-        late_systems: the text of system messages that stand behind others, by their marker's number.
-        n_merged: how many messages of the request the first one stands for, less one.
-    """
-
-    guard: Guard
-    messages: list[Message]
-    tools: list[object] | None
-    kwargs: dict[str, object]
-    late_systems: dict[int, str]
-    n_merged: int
-
-
 class ChatFormat:
-    """A checkpoint's chat format. Used by one thread: the tokenizer behind it remembers.
+    """A checkpoint's chat format. Used by one thread: it remembers what it has encoded.
 
     Raises:
         CheckpointError: the checkpoint has no chat template, or one that does not compile.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, memo_budget_bytes: int = MEMO_BUDGET_BYTES) -> None:
         if tokenizer.chat_template is None:
             raise CheckpointError("the checkpoint has no chat template")
-        self._tokenizer = tokenizer
+        self._controls = tuple(tokenizer.controls)
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
+        self._encoder = BlockEncoder(tokenizer, memo_budget_bytes)
+        self._tail_tells = all(self._tail_tells_in(roles) for roles in TRIALS)
 
     @property
     def variables(self) -> frozenset[str]:
@@ -103,15 +109,12 @@ class ChatFormat:
         Raises:
             InputError: naming the message or the switch that cannot be rendered.
         """
-        conversation = self._prepare(messages, tools, template_kwargs or {})
+        conversation = self._prepare(messages, tools, template_kwargs)
         if continue_final:
-            _mark_end(conversation)
-        text = self._text(conversation, conversation.messages, generate=not continue_final)
-        if continue_final:
-            text, found, _ = text.partition(conversation.guard.mark)
-            if not found:
-                raise InputError("the template cannot continue this message", param=_where(conversation, -1))
-        return self._prompt(conversation, text, self._shared_points(conversation, continue_final))
+            return self._render_final(conversation)
+        text = conversation.text()
+        blocks = self._blocks(conversation, text)
+        return _prompt(blocks, self._shared_points(conversation, blocks))
 
     def known_next(
         self,
@@ -127,170 +130,82 @@ class ChatFormat:
         Raises:
             InputError: the conversation cannot be rendered.
         """
-        conversation = self._prepare([*messages, reply], tools, template_kwargs or {})
-        role = "tool" if conversation.messages[-1].get("tool_calls") else "user"
+        conversation = self._prepare([*messages, reply], tools, template_kwargs)
+        history = conversation.messages
+        role = "tool" if history[-1].get("tool_calls") else "user"
         one, other = (
-            self._ids(conversation, [*conversation.messages, {"role": role, "content": content}])
-            for content in ("a", "0")
+            joined([ids for _, ids in self._blocks(conversation, conversation.text([*history, following]))])
+            for following in ({"role": role, "content": content} for content in ("a", "0"))
         )
-        return one[: _n_common(one, other)]
+        return one[: n_common(one, other)]
 
     def _prepare(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        kwargs: Mapping[str, object],
-    ) -> _Conversation:
-        self._check_kwargs(kwargs)
-        normal = normalise(messages)
-        for attempt in range(100):
-            guard = Guard(self._tokenizer.controls, attempt)
-            try:
-                return _Conversation(
-                    guard=guard,
-                    messages=[_guarded(message, index, guard) for index, message in enumerate(normal)],
-                    tools=[guard.value(tool) for tool in tools] if tools else None,
-                    kwargs={name: guard.value(value) for name, value in kwargs.items()},
-                    late_systems={
-                        index: guard.text(message["content"]).strip()
-                        for index, message in enumerate(normal)
-                        if message["role"] == LATE_SYSTEM
-                    },
-                    n_merged=len(messages) - len(normal),
-                )
-            except GuardClashError:
-                continue
-            except RecursionError as error:
-                raise InputError("the request is nested too deeply", param="messages") from error
-        raise InputError("messages hold too many different private-use characters", param="messages")
-
-    def _check_kwargs(self, kwargs: Mapping[str, object]) -> None:
-        for name in kwargs:
+        kwargs: Mapping[str, object] | None,
+    ) -> Conversation:
+        for name in kwargs or {}:
             if name not in self.variables | HARMLESS_KWARGS or name in RESERVED:
                 where = f"chat_template_kwargs.{name}"
                 raise InputError(f"this model's chat template has no switch {name!r}", param=where)
+        return prepare(self._template, self._controls, messages, tools, kwargs or {})
 
-    def _text(
-        self, conversation: _Conversation, messages: Sequence[Message], *, generate: bool = True
-    ) -> str:
-        """Rendered text, still guarded."""
+    def _blocks(self, conversation: Conversation, text: str) -> Blocks:
+        texts = blocks_of(text)
+        return list(zip(texts, self._encoder.encode(texts, conversation.guard), strict=True))
+
+    def _render_final(self, conversation: Conversation) -> RenderedPrompt:
+        """The prompt that breaks off inside the last message."""
+        conversation.mark_end()
+        mark, last = conversation.guard.mark, conversation.messages[-1]
+        text, found, _ = conversation.text(generate=False).partition(mark)
+        if not found:
+            where = conversation.where(-1)
+            raise InputError(f"the chat template cannot continue {where}", param=where)
+        blocks = self._blocks(conversation, text)
+        turns = list(next_turns(tools=bool(conversation.tools), content=last["content"].replace(mark, "")))
+        history = conversation.messages[:-1]
+        return _prompt(blocks, shared_points(blocks, history, turns, self._renderer(conversation)))
+
+    def _shared_points(self, conversation: Conversation, blocks: Blocks) -> tuple[int, ...]:
+        points = self._points_from_tail(conversation, blocks) if self._tail_tells else None
+        return self._exact_points(conversation, blocks) if points is None else points
+
+    def _points_from_tail(self, conversation: Conversation, blocks: Blocks) -> tuple[int, ...] | None:
+        turns = list(next_turns(tools=bool(conversation.tools)))
+        render = self._renderer(conversation, with_tools=False)
+        return shared_points_from_tail(blocks, conversation.messages, turns, render)
+
+    def _exact_points(self, conversation: Conversation, blocks: Blocks) -> tuple[int, ...]:
+        turns = list(next_turns(tools=bool(conversation.tools)))
+        return shared_points(blocks, conversation.messages, turns, self._renderer(conversation))
+
+    def _renderer(self, conversation: Conversation, *, with_tools: bool = True) -> Render:
+        return lambda messages: self._blocks(conversation, conversation.text(messages, with_tools=with_tools))
+
+    def _tail_tells_in(self, roles: Sequence[str]) -> bool:
+        """Whether the end of a conversation of these ``roles`` gives the points of all of it."""
         try:
-            text = self._render(conversation, messages, generate)
-        except TemplateRefusedError as error:
-            raise self._refusal(conversation, messages, str(error)) from error
-        for index, content in conversation.late_systems.items():
-            placeholder = f"{OPENER}user\n{_placeholder(index, conversation.guard)}"
-            text = text.replace(placeholder, f"{OPENER}system\n{content}", 1)
-        return text
-
-    def _render(self, conversation: _Conversation, messages: Sequence[Message], generate: bool) -> str:
-        return self._template.render(
-            messages, tools=conversation.tools, kwargs=conversation.kwargs, add_generation_prompt=generate
-        )
-
-    def _refusal(self, conversation: _Conversation, messages: Sequence[Message], reason: str) -> InputError:
-        """What the template refused, naming the message with which a conversation it takes becomes one
-        that it does not, found by bisection."""
-        first_user = next((i for i, m in enumerate(messages) if m["role"] == "user"), None)
-        if first_user is None:
-            return InputError(f"the chat template refuses the messages: {reason}", param="messages")
-        good, bad = first_user, len(messages)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                self._render(conversation, messages[:middle], True)
-                good = middle
-            except TemplateRefusedError:
-                bad = middle
-        where = _where(conversation, bad - 1)
-        return InputError(f"the chat template refuses {where}: {reason}", param=where)
-
-    def _ids(self, conversation: _Conversation, messages: Sequence[Message]) -> NDArray[np.uint32]:
-        return _joined(self._encode(conversation, self._text(conversation, messages))[1])
-
-    def _encode(self, conversation: _Conversation, text: str) -> tuple[list[str], list[NDArray[np.uint32]]]:
-        guard = conversation.guard
-        segments = self._tokenizer.split(text)
-        return segments, self._tokenizer.encode_segments(segments, guard.stand_ins, guard.guarded)
-
-    def _prompt(
-        self, conversation: _Conversation, text: str, nexts: list[NDArray[np.uint32]]
-    ) -> RenderedPrompt:
-        segments, parts = self._encode(conversation, text)
-        ends = list(accumulate(len(part) for part in parts))
-        openers = [index for index in range(1, len(segments), 2) if segments[index] == OPENER]
-        starts = tuple(ends[index] - 1 for index in openers)
-        roles = tuple(segments[index + 1].partition("\n")[0] for index in openers)
-        ids = _joined(parts)
-        has_system = bool(roles) and roles[0] == "system"
-        tail = text[text.rfind(OPENER) :]
-        points = {_n_common(ids, following) for following in nexts}
-        return RenderedPrompt(
-            ids=ids,
-            message_starts=starts,
-            message_roles=roles,
-            shared_points=tuple(sorted(point for point in points if 0 < point < len(ids))),
-            opens_thought=tail.rfind("<think>") > tail.rfind("</think>"),
-            system_end=(starts[1] if len(starts) > 1 else len(ids)) if has_system else 0,
-        )
-
-    def _shared_points(self, conversation: _Conversation, continued: bool) -> list[NDArray[np.uint32]]:
-        """The prompts of next turns: after a plain reply and a user message, and, with tools, after a
-        call and its result; each with the thought sent back and without."""
-        messages = conversation.messages
-        history = messages[:-1] if continued else messages
-        content = messages[-1]["content"].replace(conversation.guard.mark, "") if continued else ""
-        turns: list[list[Message]] = []
-        for thought in ({}, {"reasoning_content": "a"}):
-            reply: Message = {"role": "assistant", "content": f"{content}a", **thought}
-            turns.append([reply, {"role": "user", "content": "a"}])
-            if conversation.tools:
-                call = {"type": "function", "function": {"name": "a", "arguments": {}}}
-                turns.append([reply | {"tool_calls": [call]}, {"role": "tool", "content": "a"}])
-        return [self._ids(conversation, [*history, *turn]) for turn in turns]
+            conversation = self._prepare([TRIAL_MESSAGES[role] for role in roles], TRIAL_TOOLS, None)
+            blocks = self._blocks(conversation, conversation.text())
+            return self._points_from_tail(conversation, blocks) == self._exact_points(conversation, blocks)
+        except InputError:
+            return False
 
 
-def _guarded(message: Message, index: int, guard: Guard) -> Message:
-    if message["role"] == LATE_SYSTEM:
-        # Templates refuse a system message here. A message that looks like a tool's result is rendered in
-        # place and is no question either (thoughts stay as they are); its head is rewritten afterwards.
-        return {"role": "user", "content": _placeholder(index, guard)}
-    guarded: Message = {"role": message["role"], "content": guard.text(message["content"])}
-    if "reasoning_content" in message:
-        guarded["reasoning_content"] = guard.text(message["reasoning_content"])
-    if "tool_calls" in message:
-        guarded["tool_calls"] = guard.value(message["tool_calls"])
-    return guarded
-
-
-def _placeholder(index: int, guard: Guard) -> str:
-    return f"<tool_response>{guard.mark}{index}{guard.mark}</tool_response>"
-
-
-def _mark_end(conversation: _Conversation) -> None:
-    """Put the guard's mark where the last message is to be continued: at the end of its content, or of its
-    thought when it has no content yet."""
-    last = conversation.messages[-1]
-    where = _where(conversation, -1)
-    if last["role"] != "assistant":
-        raise InputError(f"{where} must be an assistant message to be continued", param=where)
-    if "tool_calls" in last:
-        raise InputError(f"{where}: a message with tool calls cannot be continued", param=where)
-    field = "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
-    last[field] = last.get(field, "") + conversation.guard.mark
-
-
-def _where(conversation: _Conversation, index: int) -> str:
-    index = index if index >= 0 else len(conversation.messages) + index
-    return f"messages[{index + conversation.n_merged if index else 0}]"
-
-
-def _joined(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
-
-
-def _n_common(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> int:
-    """How many ids the two begin with in common."""
-    n = min(len(one), len(other))
-    differs = np.flatnonzero(one[:n] != other[:n])
-    return int(differs[0]) if len(differs) else n
+def _prompt(blocks: Blocks, points: tuple[int, ...]) -> RenderedPrompt:
+    before, *messages = blocks
+    ends = list(accumulate((len(ids) for _, ids in messages), initial=len(before[1])))
+    starts, n = tuple(ends[:-1]), ends[-1]
+    roles = tuple(text.removeprefix(OPENER).partition("\n")[0] for text, _ in messages)
+    tail = blocks[-1][0]
+    has_system = bool(roles) and roles[0] == "system"
+    return RenderedPrompt(
+        ids=joined([ids for _, ids in blocks]),
+        message_starts=starts,
+        message_roles=roles,
+        shared_points=points,
+        opens_thought=tail.rfind(THINK) > tail.rfind(END_THINK),
+        system_end=(*starts, n)[1] if has_system else 0,
+    )

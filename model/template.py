@@ -10,12 +10,15 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.ext
 import jinja2.meta
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from model.errors import CheckpointError
 
 TemplateMessage = Mapping[str, Any]
 DICT_ATTRIBUTES = frozenset(dir(dict))
+STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -72,13 +75,17 @@ class ChatTemplate:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way for ``message.role``: a plain dictionary's key that is no attribute
-    of dictionaries. It is three quarters of all look-ups, and the sandbox's checks have nothing to
-    find there."""
+    """The sandbox, with a short way for what templates look up most: keys of plain dictionaries, methods
+    of strings, and the public attributes of Jinja's own ``loop``. The sandbox's checks are about
+    other things (underscores, code objects, changes to lists, ``format``) and cost most of a render."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in DICT_ATTRIBUTES:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif (kind is str and attribute in STR_METHODS) or (kind is LoopContext and attribute in LOOP_NAMES):
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 
