@@ -230,7 +230,13 @@ class Store:
             entry.state.restore(entry.ring.at(n))
             entry.ids.truncate(n)
             entry.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
-        return self._run(choice, entry.ids, entry.ring, entry.state, entry)
+        running = self._run(choice, entry.ids, entry.ring, entry.state, entry)
+        if len(running) == choice.plan.old_represented_len and (choice.shape.last_user_start or n) < n:
+            # What was read ahead ends inside the last message's header, past the boundary that an edit
+            # of that message goes back to: its end takes that boundary's place.
+            running.ring.add(running.state.snapshot())
+            running.keep |= {n}
+        return running
 
     def _fork(self, choice: Choice, source: Entry | RunningEntry) -> RunningEntry:
         n = choice.plan.reusable_len

@@ -223,6 +223,23 @@ def test_reading_ahead_turns_the_known_part_of_the_next_prompt_into_reuse(
     assert outcome.token_ids == cold(make_loop, following.ids.tolist()).token_ids
 
 
+def test_an_edit_of_a_message_whose_header_was_read_ahead_goes_back_to_that_header(
+    driver: Driver, make_loop: MakeLoop
+) -> None:
+    header = [1, 4, 5]
+    told = [[1, 3, *PROMPT], [1, 4, 50, 51, 52, 2]]
+    known = chat_prompt(told, roles=["user", "assistant"], header=[1, 3])
+    driver.ask(chat_prompt(told[:1], roles=["user"], header=header))
+    driver.read_ahead(known)
+    driver.run()
+    roles = ["user", "assistant", "user"]
+    driver.ask(chat_prompt([*told, [1, 3, 60, 61, 2]], roles=roles, header=header))
+    edited = chat_prompt([*told, [1, 3, 70, 71, 2]], roles=roles, header=header)
+    outcome = driver.ask(edited)
+    assert outcome.report.reused_tokens == len(known.ids)
+    assert outcome.token_ids == cold(make_loop, edited.ids.tolist()).token_ids
+
+
 def test_a_request_interrupts_reading_ahead_and_keeps_what_was_read(driver: Driver) -> None:
     known = plain_prompt([*PROMPT, *PROMPT])
     driver.read_ahead(known)
