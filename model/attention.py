@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import mlx.core as mx
 import mlx.nn as nn
 
 from model.config import ModelConfig
+from model.elementwise import Elementwise
 from model.kv import KvRows
-
-Mask = mx.array | Literal["causal"] | None
+from model.projection import Projection
+from model.softmax_attention import Attend, Mask
 
 
 class Attention:
     """Reads weights from ``block`` (mlx-lm's modules); the rows live with the caller."""
 
-    def __init__(self, block: nn.Module, config: ModelConfig) -> None:
+    def __init__(self, block: nn.Module, config: ModelConfig, attend: Attend, math: Elementwise) -> None:
         self._block = block
+        self._attend = attend
+        self._math = math
+        self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"])
         self._n_heads = config.n_heads
         self._n_kv_heads = config.n_kv_heads
         self._scale = config.head_dim**-0.5
@@ -35,14 +37,13 @@ class Attention:
             [B, T, H].
         """
         n_seqs, n_tokens, _ = x.shape
-        q = self._block.q_proj(x).reshape(n_seqs, n_tokens, self._n_heads, -1)
-        q, gate = mx.split(q, 2, axis=-1)
-        k = self._block.k_proj(x).reshape(n_seqs, n_tokens, self._n_kv_heads, -1)
-        v = self._block.v_proj(x).reshape(n_seqs, n_tokens, self._n_kv_heads, -1)
+        q, k, v = self._inputs(x)
+        q, gate = mx.split(q.reshape(n_seqs, n_tokens, self._n_heads, -1), 2, axis=-1)
+        k, v = (rows_.reshape(n_seqs, n_tokens, self._n_kv_heads, -1) for rows_ in (k, v))
         q = self._block.rope(self._block.q_norm(q).transpose(0, 2, 1, 3), offset=offset)
         k = self._block.rope(self._block.k_norm(k).transpose(0, 2, 1, 3), offset=offset)
         keys, values = rows.append(k, v.transpose(0, 2, 1, 3))
-        out = mx.fast.scaled_dot_product_attention(q, keys, values, scale=self._scale, mask=mask)
+        out = self._attend(q, keys, values, self._scale, mask)
         out = out.transpose(0, 2, 1, 3).reshape(n_seqs, n_tokens, -1)
-        mixed: mx.array = self._block.o_proj(out * mx.sigmoid(gate.reshape(out.shape)))
+        mixed: mx.array = self._block.o_proj(out * self._math.sigmoid(gate.reshape(out.shape)))
         return mixed

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from model.attention import Mask
 from model.kv import KvRows, merge
+from model.softmax_attention import Mask
 from model.state import Checkpoint, Recurrent, State
 
 Step = Callable[[mx.array, Sequence[KvRows], list[Recurrent], int | mx.array, Mask], mx.array]

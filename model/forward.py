@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -10,14 +10,17 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from model.attention import Attention, Mask
+from model.attention import Attention
 from model.backend import BackendKind
 from model.batch import DecodeBatch
 from model.config import ModelConfig
 from model.delta_rule import delta_rule_for
+from model.elementwise import elementwise_for
+from model.feed_forward import FeedForward
 from model.fingerprint import ModelFingerprint
 from model.kv import KvRows, capacity_for
 from model.linear_attention import LinearAttention
+from model.softmax_attention import Mask, attend_for
 from model.state import Checkpoint, Recurrent, State
 from model.weights import parameters
 
@@ -51,15 +54,18 @@ class Forward:
         self.config = config
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
-        self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
-        self._model = model
+        math = elementwise_for(kind)
         rule = delta_rule_for(kind, config.key_head_dim)
+        attend = attend_for(kind, math)
         self._mixers: list[LinearAttention | Attention] = [
-            LinearAttention(layer.linear_attn, config, rule)
+            LinearAttention(layer.linear_attn, config, rule, math)
             if type_ == "linear_attention"
-            else Attention(layer.self_attn, config)
+            else Attention(layer.self_attn, config, attend, math)
             for layer, type_ in zip(model.model.layers, config.layer_types, strict=True)
         ]
+        self._feed_forward = [FeedForward(layer.mlp, math) for layer in model.model.layers]
+        self._model = model
+        self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self._dtype: mx.Dtype = getattr(mx, fingerprint.dtype)
 
     def new_state(self) -> State:
@@ -115,7 +121,7 @@ class Forward:
         rows, recurrent = iter(state.kv), iter(state.recurrent)
         after: list[Recurrent] = []
         x = self._model.model.embed_tokens(ids)
-        for layer, mixer in zip(self._model.model.layers, self._mixers, strict=True):
+        for layer, mixer, feed_forward in self._layers():
             h = layer.input_layernorm(x)
             if isinstance(mixer, LinearAttention):
                 mixed, end, layer_captured = mixer.prefill(h, next(recurrent), inside)
@@ -123,7 +129,8 @@ class Forward:
                 captured.append(layer_captured)
             else:
                 mixed = mixer(h, next(rows), start, "causal" if n_tokens > 1 else None)
-            x = self._feed_forward(layer, x + mixed)
+            x = x + mixed
+            x = x + feed_forward(layer.post_attention_layernorm(x))
         state.recurrent = after
         state.position += n_tokens
         return x, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
@@ -139,19 +146,19 @@ class Forward:
         """One token to each of B sequences, lazily: ids [B] to logits [B, V]; the states advance."""
         rows, index = iter(kv), 0
         x = self._model.model.embed_tokens(ids[:, None])
-        for layer, mixer in zip(self._model.model.layers, self._mixers, strict=True):
+        for layer, mixer, feed_forward in self._layers():
             h = layer.input_layernorm(x)
             if isinstance(mixer, LinearAttention):
                 mixed, recurrent[index] = mixer.step(h, recurrent[index])
                 index += 1
             else:
                 mixed = mixer(h, next(rows), offset, mask)
-            x = self._feed_forward(layer, x + mixed)
+            x = x + mixed
+            x = x + feed_forward(layer.post_attention_layernorm(x))
         return self._logits(x)[:, 0]
 
-    def _feed_forward(self, layer: nn.Module, x: mx.array) -> mx.array:
-        out: mx.array = x + layer.mlp(layer.post_attention_layernorm(x))
-        return out
+    def _layers(self) -> Iterator[tuple[nn.Module, LinearAttention | Attention, FeedForward]]:
+        return zip(self._model.model.layers, self._mixers, self._feed_forward, strict=True)
 
     def _logits(self, hidden: mx.array) -> mx.array:
         """[B, T, H] to [B, T, V] in float32."""

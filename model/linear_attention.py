@@ -13,6 +13,8 @@ import mlx.nn as nn
 
 from model.config import ModelConfig
 from model.delta_rule import DeltaRule
+from model.elementwise import Elementwise
+from model.projection import Projection
 from model.state import Recurrent
 
 _NORM_EPS = 1e-6  # on the sum of squares of a query or a key
@@ -21,11 +23,13 @@ _NORM_EPS = 1e-6  # on the sum of squares of a query or a key
 class LinearAttention:
     """Reads weights from ``block``; holds nothing of any sequence."""
 
-    def __init__(self, block: nn.Module, config: ModelConfig, rule: DeltaRule) -> None:
+    def __init__(self, block: nn.Module, config: ModelConfig, rule: DeltaRule, math: Elementwise) -> None:
         self._block = block
         self._config = config
         self._rule = rule
-        self._taps = block.conv1d.weight[:, :, 0].T  # [K, C]
+        self._math = math
+        self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"])
+        self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
 
     def prefill(
@@ -41,9 +45,10 @@ class LinearAttention:
             Outputs [1, T, H], the state after T tokens, the states asked for.
         """
         n_tokens, n_kept = x.shape[1], self._config.conv_kernel - 1
-        rows = mx.concatenate([past.window, self._block.in_proj_qkv(x)], axis=1)  # [1, K - 1 + T, C]
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
         q, k, v = self._heads(self._convolve(rows, n_tokens))
-        log_decay, beta = self._gates(x)
+        log_decay, beta = self._gates(a, b)
         out, matrix, captured = self._rule.many(
             q[0], k[0], v[0], log_decay[0], beta[0], past.matrix[0], capture_at
         )
@@ -51,23 +56,23 @@ class LinearAttention:
             Recurrent(rows[:, end : end + n_kept], m[None]).detached()
             for end, m in zip([*capture_at, n_tokens], [*captured, matrix], strict=True)
         ]
-        return self._project(out[None], x), states[-1], states[:-1]
+        return self._project(out[None], z), states[-1], states[:-1]
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""
-        rows = mx.concatenate([past.window, self._block.in_proj_qkv(x)], axis=1)  # [B, K, C]
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
         q, k, v = self._heads(self._convolve(rows, 1))
-        log_decay, beta = self._gates(x)
+        log_decay, beta = self._gates(a, b)
         out, matrix = self._rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
-        return self._project(out[:, None], x), Recurrent(rows[:, 1:], matrix)
+        return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
 
     def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
         """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""
         total = rows[:, :n_tokens] * self._taps[0]
         for tap in range(1, self._config.conv_kernel):
             total = total + rows[:, tap : tap + n_tokens] * self._taps[tap]
-        out: mx.array = nn.silu(total)
-        return out
+        return self._math.silu(total)
 
     def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """[B, T, C] to q, k [B, T, Hk, Dk], normalised, q scaled by Dk^-1/2, and v [B, T, Hv, Dv]."""
@@ -81,16 +86,14 @@ class LinearAttention:
         k = mx.fast.rms_norm(k, None, eps) * scale
         return q, k, v.reshape(*v.shape[:2], c.n_value_heads, c.value_head_dim)
 
-    def _gates(self, x: mx.array) -> tuple[mx.array, mx.array]:
+    def _gates(self, a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
         """The log decay and the writing strength, both [B, T, Hv] in float32."""
-        a = self._block.in_proj_a(x).astype(mx.float32)
-        b = self._block.in_proj_b(x).astype(mx.float32)
-        return self._decay_rate * nn.softplus(a + self._block.dt_bias), mx.sigmoid(b)
+        a = a.astype(mx.float32) + self._block.dt_bias
+        return self._decay_rate * mx.logaddexp(a, 0.0), self._math.sigmoid(b.astype(mx.float32))
 
-    def _project(self, out: mx.array, x: mx.array) -> mx.array:
+    def _project(self, out: mx.array, z: mx.array) -> mx.array:
         """Gated norm per head and the output projection: [B, T, Hv, Dv] to [B, T, H]."""
-        z = self._block.in_proj_z(x).reshape(out.shape)
-        normed = mx.fast.rms_norm(out, self._block.norm.weight, self._block.norm.eps)
-        gated = nn.silu(z.astype(mx.float32)) * normed.astype(mx.float32)
-        mixed: mx.array = self._block.out_proj(gated.astype(x.dtype).reshape(*x.shape[:2], -1))
+        gate = self._math.silu(z.astype(mx.float32))
+        normed = mx.fast.rms_norm(out, self._block.norm.weight, self._block.norm.eps).astype(mx.float32)
+        mixed: mx.array = self._block.out_proj((gate * normed.reshape(gate.shape)).astype(z.dtype))
         return mixed

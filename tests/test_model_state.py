@@ -62,8 +62,8 @@ def test_a_capture_is_the_state_of_a_pass_that_ends_there(model: Forward, first:
         state = model.new_state()
         model.prefill(state, IDS[:position])
         for found, wanted in zip(checkpoints[position].layers, state.recurrent, strict=True):
-            assert np.allclose(found.window, wanted.window, atol=1e-5)
-            assert np.allclose(found.matrix, wanted.matrix, atol=1e-5)
+            assert np.allclose(found.window, wanted.window, atol=5e-5)
+            assert np.allclose(found.matrix, wanted.matrix, atol=5e-5)
 
 
 def test_captures_do_not_change_the_pass(model: Forward, uncut: np.ndarray) -> None:

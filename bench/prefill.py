@@ -1,0 +1,89 @@
+"""Prefill speed beside mlx-lm on the same checkpoint, in one run.
+
+    python bench/prefill.py --model demo --lengths 512 2048
+
+Each side runs in processes of its own, turn about; figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from sides import CROSSTURN, MLX_LM, MLX_LM_FAST, median_seconds, mlx_lm_copy, prepare_side, run_side
+
+from model.hub import resolve
+
+
+def main() -> None:
+    """Measure every side at every length and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="directory, Hub name or demo")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", default=[CROSSTURN, MLX_LM, MLX_LM_FAST])
+    options = parser.parse_args()
+    path = resolve(options.model)
+    rounds: dict[str, list[list[float]]] = {side: [] for side in options.sides}
+    with tempfile.TemporaryDirectory() as scratch:
+        peer = mlx_lm_copy(path, Path(scratch))
+        for _ in range(options.rounds):
+            for side in options.sides:
+                where = path if side == CROSSTURN else peer
+                rounds[side].append(run_side(__file__, side, where, options.lengths))
+    seconds = {side: np.median(found, axis=0) for side, found in rounds.items()}
+    for i, length in enumerate(options.lengths):
+        print(f"prefill of {length} tokens:")
+        for side in options.sides:
+            ratio = seconds[side][i] / seconds[CROSSTURN][i]
+            print(f"  {side:16} {length / seconds[side][i]:9.0f} tok/s   crossturn is {ratio:5.1f} x as fast")
+
+
+def child(side: str, path: Path, lengths: list[int]) -> list[float]:
+    """Seconds for one prefill of each length, from ids to the first token."""
+    prepare_side(side)
+    prompts = [np.random.default_rng(n).integers(0, 4000, n).astype(np.uint32) for n in lengths]
+    return crossturn(path, prompts) if side == CROSSTURN else mlx_lm(path, prompts)
+
+
+def crossturn(path: Path, prompts: list[np.ndarray]) -> list[float]:
+    """Through our forward pass."""
+    from model.load import load
+
+    model = load(path)
+    return [median_seconds(lambda ids=ids: model.prefill(model.new_state(), ids)) for ids in prompts]
+
+
+def mlx_lm(path: Path, prompts: list[np.ndarray]) -> list[float]:
+    """Through mlx-lm's own generation loop, up to its first token."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(path)
+
+    def first_token(ids: np.ndarray) -> int:
+        return int(next(iter(generate_step(mx.array(ids), model, max_tokens=1)))[0])
+
+    return [median_seconds(lambda ids=ids: first_token(ids), n_runs=1) for ids in prompts]
+
+
+def as_child() -> bool:
+    """Whether this process is a side; it then prints its figures."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--side")
+    parser.add_argument("--path", type=Path)
+    parser.add_argument("values", type=int, nargs="*")
+    options, _ = parser.parse_known_args()
+    if options.side:
+        print(json.dumps(child(options.side, options.path, options.values)))
+    return bool(options.side)
+
+
+if __name__ == "__main__" and not as_child():
+    main()
