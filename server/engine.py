@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import mlx.core as mx
+
 from cache.store import Store
 from model.tokenizer import TextTokenizer
 
@@ -89,6 +91,15 @@ class Engine:
     # -- on the engine thread ---------------------------------------------------------------------
 
     def _run(self, ready: Future[ModelInfo]) -> None:
+        try:
+            self._serve(ready)
+        finally:
+            # MLX's threads for this thread's streams must be joined before the process ends: otherwise
+            # its exit now and then aborts ("terminate called without an active exception").
+            mx.synchronize()
+            mx.clear_streams()
+
+    def _serve(self, ready: Future[ModelInfo]) -> None:
         try:
             loop, info = assemble(self._options, self._tokenizer)
         except BaseException as error:
