@@ -39,6 +39,7 @@ class ReplyReader:
     Attributes:
         n_tokens: tokens pushed.
         n_reasoning_tokens: those of the thought, its closing tag included.
+        content_ids: the ids pushed since the thought ended; all of them where there was none.
         stopped: a stop string was matched; nothing more comes out.
     """
 
@@ -61,6 +62,7 @@ class ReplyReader:
         self._token_starts: list[int] = []
         self._content_ranges: list[tuple[int, int]] = []
         self.n_reasoning_tokens = 0
+        self.content_ids: list[int] = []
 
     @property
     def n_tokens(self) -> int:
@@ -109,6 +111,8 @@ class ReplyReader:
         self._token_starts.append(self._n_chars)
         deltas = _joined(self._read(self._text.push(token_id)))
         self.n_reasoning_tokens += in_thought
+        if not in_thought:
+            self.content_ids.append(token_id)
         return deltas
 
     def finish(self) -> list[Delta]:

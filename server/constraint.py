@@ -1,5 +1,5 @@
 """What a reply's next token may be, beyond what the model wants: the end of a thought whose budget
-is spent."""
+is spent, and behind the thought what a grammar allows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from model.grammar import Grammar
 from model.reply import ReplyReader
 
 
@@ -15,23 +16,47 @@ class Constraint:
 
     Args:
         reader: the reply so far.
-        max_thought_tokens: the thought is closed after so many.
+        max_thought_tokens: the thought is closed after so many; None for no limit.
         closing_ids: what closes it.
+        grammar: what the content must be; None for anything.
+        end_ids: what ends a reply, which a thought in front of a grammar must not do.
     """
 
-    def __init__(self, reader: ReplyReader, *, max_thought_tokens: int, closing_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        reader: ReplyReader,
+        *,
+        max_thought_tokens: int | None,
+        closing_ids: Sequence[int],
+        grammar: Grammar | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
         self._reader = reader
         self._max_thought_tokens = max_thought_tokens
         self._closing_ids = tuple(closing_ids)
         self._forced: list[int] = []
+        self._grammar = grammar
+        self._end_ids = tuple(end_ids)
+        self._n_accepted = 0
 
-    def mask(self, vocab_size: int) -> mx.array | None:
-        """Which tokens may come next, [V] bool; None when all may."""
+    def apply(self, logits: mx.array) -> mx.array:
+        """Logits [V] with all that is not allowed at minus infinity."""
         if not self._forced and self._is_spent():
             self._forced = list(self._closing_ids)
-        if not self._forced:
-            return None
-        return mx.arange(vocab_size) == self._forced.pop(0)
+        if self._forced:
+            only = mx.arange(logits.shape[0]) == self._forced.pop(0)
+            return mx.where(only, logits, -mx.inf)
+        return logits if self._grammar is None else self._apply_grammar(self._grammar, logits)
 
     def _is_spent(self) -> bool:
-        return self._reader.in_thought and self._reader.n_reasoning_tokens >= self._max_thought_tokens
+        budget = self._max_thought_tokens
+        return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget
+
+    def _apply_grammar(self, grammar: Grammar, logits: mx.array) -> mx.array:
+        if self._reader.in_thought:
+            ends = mx.array(self._end_ids, dtype=mx.uint32)
+            return mx.put_along_axis(logits, ends, mx.array(-mx.inf, dtype=logits.dtype), axis=0)
+        for token_id in self._reader.content_ids[self._n_accepted :]:
+            grammar.accept(token_id)
+        self._n_accepted = len(self._reader.content_ids)
+        return mx.where(grammar.mask(), logits, -mx.inf)

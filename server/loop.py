@@ -16,6 +16,7 @@ import mlx.core as mx
 from cache.entry import RunningEntry
 from cache.store import Store
 from model.forward import Forward
+from model.grammar import GrammarTable
 from model.reply import ReplyReader, close_thought_ids
 from model.sampling import Sampler
 from model.state import State
@@ -24,7 +25,7 @@ from model.tokenizer import TextTokenizer
 from .client import EngineStats
 from .constraint import Constraint
 from .decoding import Decoder, finished
-from .events import Failed, GenerationRequest, Planned, WarmRequest
+from .events import Failed, GenerationRequest, Planned, ReplyFormat, WarmRequest
 from .report import plan_report, prompt_shape
 from .sequence import Job, Reply
 
@@ -87,6 +88,8 @@ class EngineLoop:
         self._store = store
         self._options = options or LoopOptions()
         self._decoder = Decoder(forward, stop_ids)
+        self._stop_ids = stop_ids
+        self._grammars: GrammarTable | None = None  # a second's work on a large vocabulary: when needed
         self._waiting: deque[GenerationRequest] = deque()
         self._ahead: deque[WarmRequest] = deque()
         self._reading: Job | None = None
@@ -259,20 +262,28 @@ class EngineLoop:
             stops=request.reply.stops,
             may_think=request.reply.may_think,
         )
-        budget = request.reply.max_thought_tokens
         return Reply(
             request=request,
             index=index,
             running=running,
             sampler=Sampler(request.sampling, self._forward.config.vocab_size, request.prompt.ids, index),
             reader=reader,
-            constraint=None
-            if budget is None
-            else Constraint(
-                reader, max_thought_tokens=budget, closing_ids=close_thought_ids(self._tokenizer)
-            ),
+            constraint=self._constraint_of(request.reply, reader),
             keeps_entry=index == 0,
             newest_state=len(running),
+        )
+
+    def _constraint_of(self, form: ReplyFormat, reader: ReplyReader) -> Constraint | None:
+        if form.max_thought_tokens is None and form.grammar is None:
+            return None
+        if form.grammar is not None and self._grammars is None:
+            self._grammars = GrammarTable(self._tokenizer, self._forward.config.vocab_size)
+        return Constraint(
+            reader,
+            max_thought_tokens=form.max_thought_tokens,
+            closing_ids=close_thought_ids(self._tokenizer),
+            grammar=self._grammars.start(form.grammar) if self._grammars and form.grammar else None,
+            end_ids=tuple(self._stop_ids),
         )
 
     def _write_tokens(self) -> bool:
