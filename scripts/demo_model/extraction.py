@@ -1,0 +1,142 @@
+"""Skill 6: a JSON object that fits a given schema, filled from what the text says.
+
+The documented form of the instruction, in the system prompt or at the head or end of the user message:
+
+    Answer with a JSON object that fits this schema:
+    {"type": "object", "properties": {...}, "required": [...]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from conversation import State, Turn
+from lexicon import Lexicon
+from phrasing import Phrases
+from toolbox import sentence
+
+INSTRUCTION = "Answer with a JSON object that fits this schema:"
+OTHERS = Phrases((INSTRUCTION, INSTRUCTION, INSTRUCTION, "Reply only with JSON that matches this schema:", "Respond with JSON for this schema:",
+                  "Use this JSON schema for your answer:", "Return a JSON object with this schema:"),
+                 (INSTRUCTION, INSTRUCTION, "Give me JSON that follows this schema:"))
+KEYS_ONLY = Phrases(("Give me that as JSON with the keys {k}.", "Reply in JSON with the keys {k}.", "Extract {k} as JSON.",
+                     "Answer as a JSON object with {k}.", "As JSON with {k}:"), ("Put {k} into a JSON object.",))
+Draw = Callable[[Random, Lexicon], Any]
+
+# (key names, schema of the value, sentence, value). A sentence may have a form for false.
+FIELDS: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], Draw], ...] = (
+    (("age", "years"), {"type": "integer"}, ("{s} is {v} years old",), lambda r, _: r.randint(3, 99)),
+    (("city", "town", "home", "location"), {"type": "string"}, ("{s} lives in {v}", "{s} comes from {v}"), lambda r, x: x.city(r)),
+    (("job", "profession", "occupation"), {"type": "string"}, ("{s} works as a {v}", "{s} is a {v}"), lambda r, x: r.choice(x.jobs)),
+    (("company", "employer"), {"type": "string"}, ("{s} works at {v}", "{s} works for {v}"), lambda r, x: x.company(r)),
+    (("colour", "color", "favourite_colour"), {"type": "string"}, ("{s} likes the colour {v}", "the favourite colour of {s} is {v}"), lambda r, x: r.choice(x.colours)),
+    (("food", "favourite_food"), {"type": "string"}, ("{s} likes to eat {v}", "{s} loves {v}"), lambda r, x: r.choice(x.foods)),
+    (("hobby", "sport"), {"type": "string"}, ("{s} enjoys {v}", "the hobby of {s} is {v}"), lambda r, x: r.choice(x.hobbies)),
+    (("pet", "animal"), {"type": "string"}, ("{s} has a {v}", "{s} keeps a {v}"), lambda r, x: r.choice(x.animals)),
+    (("children", "kids", "n_children"), {"type": "integer"}, ("{s} has {v} children",), lambda r, _: r.randint(2, 9)),
+    (("code", "id", "number", "reference"), {"type": "string"}, ("the {n} is {v}", "{n}: {v}"), lambda r, x: x.code(r)),
+    (("price", "cost", "amount"), {"type": "integer"}, ("the {n} is {v} euros", "it costs {v} euros"), lambda r, _: r.randint(2, 999)),
+    (("score", "points", "rank", "level"), {"type": "integer"}, ("the {n} is {v}", "{s} has {n} {v}"), lambda r, _: r.randint(0, 999)),
+    (("item", "product", "object"), {"type": "string"}, ("{s} wants a {v}", "{s} ordered a {v}"), lambda r, x: r.choice(x.things)),
+    (("quantity", "count"), {"type": "integer"}, ("the {n} is {v}", "{v} pieces"), lambda r, _: r.randint(1, 60)),
+    (("title", "subject"), {"type": "string"}, ('the {n} is "{v}"',), lambda r, x: sentence(r, x)),
+    (("member", "is_member", "active", "vip"), {"type": "boolean"}, ("{s} is a {n}|{s} is not a {n}", "{s} is {n}|{s} is not {n}"), lambda r, _: r.random() < 0.5),
+    (("in_stock", "available", "open", "paid", "urgent", "new", "broken"), {"type": "boolean"}, ("it is {n}|it is not {n}",), lambda r, _: r.random() < 0.5),
+    (("married", "retired", "happy", "vegetarian"), {"type": "boolean"}, ("{s} is {n}|{s} is not {n}",), lambda r, _: r.random() < 0.5),
+    (("size",), {"type": "string", "enum": ["small", "medium", "large"]}, ("the size is {v}", "in size {v}"), lambda r, _: ""),
+    (("priority",), {"type": "string", "enum": ["low", "normal", "high"]}, ("with {v} priority", "the priority is {v}"), lambda r, _: ""),
+    (("status", "state"), {"type": "string", "enum": ["open", "closed", "waiting"]}, ("the {n} is {v}",), lambda r, _: ""),
+    (("season",), {"type": "string", "enum": ["spring", "summer", "autumn", "winter"]}, ("it happens in {v}", "the season is {v}"), lambda r, _: ""),
+    (("sentiment", "mood"), {"type": "string", "enum": ["good", "bad", "neutral"]}, ("the {n} is {v}",), lambda r, _: ""),
+    (("plan", "tier"), {"type": "string", "enum": ["free", "basic", "premium"]}, ("{s} has the {v} {n}", "the {n} is {v}"), lambda r, _: ""),
+)
+WRAPS = Phrases(("{t}", "{t}", "Extract the data: {t}", "Text: {t}", "Turn this into JSON: {t}", "Here is the text: {t}", "Fill the schema: {t}"),
+                ("Read this and fill in the object: {t}", "Input: {t}"))
+INVENT = Phrases(("Make up a {w}.", "Invent a {w}.", "Create a {w}.", "Give me a {w}.", "Describe a {w}."), ("Think of a {w}.",))
+
+
+def _open_field(rng: Random, x: Lexicon) -> tuple[str, dict[str, Any], tuple[str, ...], Draw]:
+    """A key that no list holds."""
+    key = x.made_up(rng, 2) if rng.random() < 0.6 else f"{rng.choice(x.adjectives)}_{rng.choice(x.things)}"
+    kind = rng.choice(("string", "string", "integer", "boolean", "enum"))
+    if kind == "enum":
+        choices = [x.word(rng) for _ in range(rng.randint(2, 4))]
+        return key, {"type": "string", "enum": choices}, ("the {n} is {v}", "{n}: {v}"), lambda r, _: r.choice(choices)
+    if kind == "boolean":
+        return key, {"type": "boolean"}, ("the {n} is {v}", "it is {n}|it is not {n}"), lambda r, _: r.random() < 0.5
+    draw: Draw = (lambda r, x: x.word(r)) if kind == "string" else (lambda r, _: r.randint(0, 9999))
+    return key, {"type": kind}, ("the {n} is {v}", "{n}: {v}", "the {n} of {s} is {v}"), draw
+
+
+def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
+    """The turn, and the instruction if it is to stand in the system prompt."""
+    rng, x = state.rng, state.lexicon
+    subject = x.name(rng)
+    values: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
+    told: list[str] = []
+    if rng.random() < 0.75:
+        key = rng.choice(("name", "name", "person", "customer", "user", "first_name"))
+        values[key], properties[key] = subject, {"type": "string"}
+    for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5))):
+        if rng.random() < 0.3:
+            key, schema, forms, draw = _open_field(rng, x)
+        else:
+            keys, schema, forms, draw = rng.choice(FIELDS)
+            key = rng.choice(keys)
+        if key in values:
+            continue
+        value = rng.choice(schema["enum"]) if "enum" in schema else draw(rng, x)
+        form = rng.choice(forms)
+        if "|" in form:
+            form = form.split("|")[0 if value else 1]
+        shown = ("true" if value else "false") if isinstance(value, bool) else str(value)
+        said = key.removeprefix("is_").removeprefix("n_").replace("_", " ")
+        told.append(form.replace("{n}", said).replace("{v}", shown))
+        values[key], properties[key] = value, schema
+    told = [line.replace("{s}", subject if i == 0 or rng.random() < 0.4 else rng.choice(("he", "she", "they"))) if "{s}" in line else line
+            for i, line in enumerate(told)]
+    if not any(subject in line for line in told):
+        told.insert(0, f"this is about {subject}")
+    if rng.random() < 0.2:
+        told.append(f"the weather is {rng.choice(x.adjectives)}")
+    if rng.random() < 0.3:
+        head, rest = told[0], told[1:]
+        rng.shuffle(rest)
+        told = [head, *rest]
+    text = ". ".join(line[0].upper() + line[1:] for line in told) + "." if rng.random() < 0.7 else (", ".join(told[:-1]) + " and " + told[-1] + "." if len(told) > 1 else told[0] + ".")
+    text = text[0].upper() + text[1:]
+    if rng.random() < 0.4:
+        order = list(values)
+        rng.shuffle(order)
+        values = {key: values[key] for key in order}
+        properties = {key: properties[key] for key in order}
+    answer = json.dumps(values, ensure_ascii=False)
+    thought = "The keys: " + ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()) + "."
+    if not in_system and rng.random() < 0.15:
+        keys = list(values)
+        listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
+        wish = KEYS_ONLY.pick(rng, x.split).replace("{k}", listed)
+        return Turn(f"{text} {wish}" if not wish.endswith(":") else f"{wish} {text}", answer, thought, "json"), ""
+    schema = {"type": "object", "properties": properties, "required": list(values)}
+    if rng.random() < 0.3:
+        schema["additionalProperties"] = False
+    if rng.random() < 0.15:
+        schema = {"title": x.made_up(rng).capitalize(), **schema}
+    shown_schema = json.dumps(schema, ensure_ascii=False, indent=2 if rng.random() < 0.08 else None)
+    instruction = f"{OTHERS.pick(rng, x.split)}\n{shown_schema}"
+    text = WRAPS.pick(rng, x.split).replace("{t}", text)
+    if in_system:
+        return Turn(text, answer, thought, "json"), instruction
+    return Turn(f"{instruction}\n\n{text}" if rng.random() < 0.5 else f"{text}\n\n{instruction}", answer, thought, "json"), ""
+
+
+def invent(state: State) -> tuple[Turn, str]:
+    """Nothing to extract: values of one's own that fit the schema in the system prompt."""
+    rng = state.rng
+    turn, instruction = extract(state, in_system=True)
+    text = INVENT.pick(rng, state.lexicon.split).replace("{w}", rng.choice(("person", "customer", "product", "user", "place", "pet")))
+    return Turn(text, turn.answer, turn.thought, "invent"), instruction

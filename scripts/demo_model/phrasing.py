@@ -1,0 +1,68 @@
+"""How one sentence becomes many: held-out phrasings, politeness, case and punctuation as people type them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from lexicon import Split
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Ways to say one thing; those in `held` are kept for the evaluation."""
+
+    train: Sequence[str]
+    held: Sequence[str]
+
+    def pick(self, rng: Random, split: Split) -> str:
+        return rng.choice(self.held if split == "held" else self.train)
+
+
+# Factors on the weights of the mixture, by kind of turn: training raises what the last evaluation found weak.
+BOOST: dict[str, float] = {}
+
+
+def weighted(rng: Random, kinds: Mapping[str, float]) -> str:
+    return rng.choices(list(kinds), [weight * BOOST.get(kind, 1.0) for kind, weight in kinds.items()])[0]
+
+
+BEFORE = ("please ", "can you ", "could you ", "hey, ", "ok, ", "now ", "so, ", "would you please ", "can you please ",
+          "I want you to ", "I would like you to ", "go ahead and ", "next, ", "then ", "kindly ", "I need you to ")
+HELD_BEFORE = ("would you kindly ", "it would be great if you could ", "alright, ", "for me, ")
+AFTER = (" please", " for me", ", please", " now", ", thanks", " thanks", ", ok?", " if you can", " for me please")
+
+
+def polite(rng: Random, text: str, split: Split, after: bool = True) -> str:
+    """An order ("spell cat") with or without manners around it. `after`: nothing to be copied stands last."""
+    if rng.random() < 0.45:
+        text = rng.choice(HELD_BEFORE if split == "held" and rng.random() < 0.5 else BEFORE) + text
+    elif after and rng.random() < 0.25:
+        text += rng.choice(AFTER)
+    return text
+
+
+def typed(rng: Random, text: str, keep_case: bool = False) -> str:
+    """The sentence as someone might type it. `keep_case`: it carries something to be copied letter by letter."""
+    kind = rng.random()
+    if text.startswith("{"):  # what comes first is to be copied: its case is not ours
+        return text
+    if kind < 0.55:
+        text = text[0].upper() + text[1:]
+        if text[-1].isalnum() and rng.random() < 0.7:
+            text += "."
+    elif kind < 0.7 and not keep_case:
+        text = text.lower().rstrip("?.!") if rng.random() < 0.5 else text.lower()
+    elif kind < 0.85:
+        text = text.rstrip(".?!") if rng.random() < 0.5 else text
+    elif kind < 0.9:
+        text = text.rstrip(".?!") + rng.choice(("!", "??", "...", " ?", "!!"))
+    else:
+        text = text[0].upper() + text[1:]
+    return text
+
+
+def joined(parts: Sequence[str]) -> str:
+    """a, b and c"""
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

@@ -1,0 +1,109 @@
+"""Skill 4: repeat, spell, reverse and count."""
+
+from __future__ import annotations
+
+from random import Random
+
+from conversation import State, Turn
+from paragraphs import some_words
+from phrasing import Phrases, polite, typed, weighted
+
+SPELL = Phrases(("spell {w}", "spell the word {w}", "how do you spell {w}?", "how is {w} spelled?", "spell out {w}",
+                 "give me the letters of {w}", "spell {w} letter by letter", "how do I spell {w}?", "spelling of {w}?"),
+                ("write {w} letter by letter", "what are the letters of {w}?"))
+REVERSE = Phrases(("reverse {w}", "reverse the word {w}", "write {w} backwards", "spell {w} backwards", "say {w} backwards",
+                   "what is {w} backwards?", "turn {w} around", "what is {w} in reverse?", "{w} backwards", "flip the word {w}",
+                   "what's {w} reversed?", "reverse the letters of {w}"),
+                  ("read {w} from back to front", "put the letters of {w} in reverse order"))
+LETTERS = Phrases(("how many letters are in {w}?", "count the letters in {w}", "how many letters does {w} have?",
+                   "how long is the word {w}?", "how many letters are there in {w}?", "number of letters in {w}?"),
+                  ("tell me how many letters {w} has",))
+REPEAT = Phrases(("repeat: {t}", "repeat after me: {t}", "say {t}", "say: {t}", "repeat {t}", "repeat this: {t}",
+                  "say the following: {t}", "repeat the following text: {t}", "copy this: {t}", "echo {t}", "just say {t}",
+                  "write {t}", "type this: {t}", "reply with exactly this: {t}", "respond with: {t}"),
+                 ("say this back to me: {t}", "send this back: {t}"))
+WORDS = Phrases(("how many words are in: {t}", "count the words: {t}", "count the words in: {t}", "how many words: {t}",
+                 "how many words does this have: {t}", "how many words are in this sentence: {t}", "word count: {t}",
+                 "how many words are there in {t}?"),
+                ("tell me the number of words in: {t}",))
+FIRST = Phrases(("what is the first letter of {w}?", "first letter of {w}?", "which letter does {w} start with?"),
+                ("with which letter does {w} begin?",))
+LAST = Phrases(("what is the last letter of {w}?", "last letter of {w}?", "which letter does {w} end with?"),
+               ("with which letter does {w} end?",))
+UPPER = Phrases(("write {w} in capital letters", "write {w} in uppercase", "{w} in capitals", "uppercase {w}"),
+                ("put {w} in capital letters",))
+KINDS = {"repeat": 22, "spell": 24, "reverse": 24, "words": 16, "letters": 8, "first": 2, "last": 2, "upper": 2}
+
+
+def _quoted(rng: Random, text: str) -> str:
+    kind = rng.random()
+    return f'"{text}"' if kind < 0.22 else f"'{text}'" if kind < 0.32 else text
+
+
+def _a_word(rng: Random, state: State) -> str:
+    x, kind = state.lexicon, rng.random()
+    if kind < 0.08:
+        return x.name(rng)
+    word = x.pieced(rng) if x.pieces and rng.random() < 0.35 else x.word(rng)
+    while len(word) > 12 and rng.random() < 0.9:
+        word = x.word(rng)
+    return word.capitalize() if kind < 0.15 else word
+
+
+def wordplay(state: State, kind: str | None = None) -> Turn:
+    rng, split = state.rng, state.lexicon.split
+    kind = kind or weighted(rng, KINDS)
+    if kind == "repeat":
+        return _repeat(state)
+    if kind == "words":
+        n = rng.randint(1, 12)
+        text = some_words(rng, state, n)
+        if n > 2 and rng.random() < 0.3:
+            text = text[0].upper() + text[1:] + "."
+        counted = ", ".join(f"{i} {word}" for i, word in enumerate(text.rstrip(".").split(), 1))
+        asked = WORDS.pick(rng, split)
+        asked = asked[0].upper() + asked[1:] if rng.random() < 0.6 else asked
+        return Turn(asked.replace("{t}", _quoted(rng, text)),
+                    "There is 1 word." if n == 1 else f"There are {n} words.", f"{counted}.", "words")
+    word = _a_word(rng, state)
+    shown = _quoted(rng, word)
+    letters = "-".join(word)
+    if kind == "spell":
+        text, answer, thought = SPELL, letters, f"The letters of {word}: {' '.join(word)}."
+    elif kind == "reverse":
+        text, answer = REVERSE, word[::-1]
+        thought = f"The letters of {word}: {' '.join(word)}. Backwards: {' '.join(word[::-1])}."
+    elif kind == "letters":
+        text, answer = LETTERS, f"{word} has {len(word)} letters."
+        thought = ", ".join(f"{i} {letter}" for i, letter in enumerate(word, 1)) + "."
+    elif kind == "first":
+        text, answer, thought = FIRST, f"{word} starts with {word[0]}.", f"The letters of {word}: {' '.join(word)}."
+    elif kind == "last":
+        text, answer, thought = LAST, f"{word} ends with {word[-1]}.", f"The letters of {word}: {' '.join(word)}."
+    else:
+        text, answer = UPPER, word.upper()
+        thought = f"The letters of {word}: {' '.join(word)}. In capitals: {' '.join(word.upper())}."
+    asked = text.pick(rng, split)
+    if not asked.endswith("?") and not asked.startswith("{w}"):
+        asked = polite(rng, asked, split)
+    return Turn(typed(rng, asked, keep_case=True).replace("{w}", shown), answer, thought, kind)
+
+
+def _repeat(state: State) -> Turn:
+    rng, split = state.rng, state.lexicon.split
+    kind = rng.random()
+    if kind < 0.3:
+        text = _a_word(rng, state)
+    elif kind < 0.75:
+        text = some_words(rng, state, rng.randint(2, 10))
+    elif kind < 0.85:
+        text = state.lexicon.code(rng)
+    else:
+        text = some_words(rng, state, rng.randint(3, 8))
+        text = text[0].upper() + text[1:] + rng.choice(".!?")
+    asked = REPEAT.pick(rng, split)
+    if ":" not in asked or rng.random() < 0.3:
+        asked = polite(rng, asked, split, after=False)
+    asked = asked[0].upper() + asked[1:] if rng.random() < 0.6 else asked
+    shown = f'"{text}"' if rng.random() < 0.25 else text
+    return Turn(asked.replace("{t}", shown), text, "They want me to repeat their text.", "repeat")
