@@ -204,3 +204,7 @@ def _directory(text: str) -> Path:
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {text}")
     return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
