@@ -151,7 +151,8 @@ class Decoder:
         reply.finish = self._finish_of(reply, is_stop)
         if reply.finish is not None:
             deltas += reply.reader.finish()
-            if reply.reader.called_tools and not reply.reader.in_call:
+            is_cut = reply.finish == "length" and reply.reader.in_call
+            if reply.reader.called_tools and not is_cut:
                 reply.finish = "tool_calls"
         told = tuple(
             reply.untold_logprobs.pop(i)
