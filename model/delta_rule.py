@@ -8,6 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from model.backend import BackendKind
+from model.elementwise import Unary
 from model.gdn import chunked_delta_rule, delta_rule_step
 
 
@@ -35,6 +36,9 @@ class DeltaRule(Protocol):
 class Chunked:
     """Plain array operations: the CPU and CUDA, and the reference for the rest."""
 
+    def __init__(self, exp: Unary) -> None:
+        self._exp = exp
+
     def many(
         self,
         q: mx.array,
@@ -45,7 +49,7 @@ class Chunked:
         state: mx.array,
         capture_at: Sequence[int],
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
-        return chunked_delta_rule(q, k, v, log_decay, beta, state, capture_at)
+        return chunked_delta_rule(q, k, v, log_decay, beta, state, capture_at, self._exp)
 
     def one(
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
@@ -89,9 +93,9 @@ class MetalKernel:
         return out[:, 0], state
 
 
-def delta_rule_for(kind: BackendKind, key_head_dim: int) -> DeltaRule:
+def delta_rule_for(kind: BackendKind, key_head_dim: int, exp: Unary) -> DeltaRule:
     """The implementation for a device; mlx-lm's kernel reads keys in groups of 32."""
-    return MetalKernel() if kind == "metal" and key_head_dim % 32 == 0 else Chunked()
+    return MetalKernel() if kind == "metal" and key_head_dim % 32 == 0 else Chunked(exp)
 
 
 def _metal(inputs: Iterable[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:

@@ -55,7 +55,7 @@ class Forward:
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
         math = elementwise_for(kind)
-        rule = delta_rule_for(kind, config.key_head_dim)
+        rule = delta_rule_for(kind, config.key_head_dim, math.exp)
         attend = attend_for(kind, math)
         self._mixers: list[LinearAttention | Attention] = [
             LinearAttention(layer.linear_attn, config, rule, math)

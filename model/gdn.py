@@ -24,8 +24,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from model.elementwise import Unary
+
 CHUNK = 64
 _BLOCK = 16
+_SIZES = (16, 32, CHUNK)  # a short part takes a smaller chunk
 
 
 def chunked_delta_rule(
@@ -36,6 +39,7 @@ def chunked_delta_rule(
     beta: mx.array,
     state: mx.array,
     capture_at: Sequence[int] = (),
+    exp: Unary = mx.exp,
 ) -> tuple[mx.array, mx.array, list[mx.array]]:
     """Feed T tokens of one sequence.
 
@@ -45,13 +49,14 @@ def chunked_delta_rule(
         log_decay, beta: [T, Hv], float32.
         state: [Hv, Dv, Dk], float32.
         capture_at: token counts in 1..T after which the state is wanted, ascending.
+        exp: the device's exponential.
 
     Returns:
         Outputs [T, Hv, Dv] in the dtype of ``v``, the state after T tokens, the states asked for.
     """
     n_tokens, n_key_heads, _ = k.shape
     n_value_heads = v.shape[1]
-    size = min(CHUNK, -(-n_tokens // _BLOCK) * _BLOCK)
+    size = next(size for size in _SIZES if size >= n_tokens or size == CHUNK)
     n_chunks = -(-n_tokens // size)
     grouped = (n_key_heads, n_value_heads // n_key_heads)
     q, k = (_chunks(x.astype(mx.float32), n_chunks, size)[:, None] for x in (q, k))  # [Hk, 1, N, C, Dk]
@@ -61,19 +66,20 @@ def chunked_delta_rule(
     total = mx.cumsum(
         _chunks(log_decay[..., None], n_chunks, size).reshape(*grouped, n_chunks, size), axis=-1
     )
-    decay = _decay_matrix(total)  # [Hk, R, N, C, C]
+    decay = _decay_matrix(total, exp)  # [Hk, R, N, C, C]
 
     kt = k.swapaxes(-1, -2)
     inverse = unit_lower_inverse(mx.tril((k @ kt) * decay * beta, -1))
+    since_start = exp(total)[..., None]
     u = inverse @ (beta * values)
-    w = inverse @ ((beta * mx.exp(total)[..., None]) * k)
-    to_end = mx.exp(total[..., -1:] - total)[..., None] * k  # [Hk, R, N, C, Dk]
+    w = inverse @ ((beta * since_start) * k)
+    to_end = exp(total[..., -1:] - total)[..., None] * k  # [Hk, R, N, C, Dk]
 
     start = state.reshape(*grouped, *state.shape[1:])
-    starts, news = _carry(u, w, to_end, mx.exp(total[..., -1]), start)
+    starts, news = _carry(u, w, to_end, since_start[..., -1, 0], start)
     stacked = mx.stack(starts[:-1], axis=2)  # [Hk, R, N, Dv, Dk]
     new = mx.stack(news, axis=2)  # [Hk, R, N, C, Dv]
-    out = (mx.exp(total)[..., None] * q) @ stacked.swapaxes(-1, -2) + ((q @ kt) * decay) @ new
+    out = (since_start * q) @ stacked.swapaxes(-1, -2) + ((q @ kt) * decay) @ new
     out = out.reshape(n_value_heads, n_chunks * size, -1)[:, :n_tokens].swapaxes(0, 1)
 
     captured = []
@@ -107,41 +113,43 @@ def delta_rule_step(
 
 
 def unit_lower_inverse(a: mx.array) -> mx.array:
-    """(I + A)^-1 for strictly lower triangular A [..., C, C], C a multiple of 16 up to 64.
+    """(I + A)^-1 for strictly lower triangular A [..., C, C], C one of 16, 32, 64.
 
     Forward substitution in all 16 x 16 diagonal blocks at once, then merges of neighbours. A power
     series would need fewer steps, but keys that resemble each other (repeated text) make its terms
     grow to thousands and cancel: no digit is left.
     """
-    size = a.shape[-1]
-    blocks = size // _BLOCK
-    diagonal = mx.stack(
-        [a[..., b * _BLOCK : (b + 1) * _BLOCK, b * _BLOCK : (b + 1) * _BLOCK] for b in range(blocks)], axis=-3
-    )  # [..., C / 16, 16, 16]
-    identity = mx.broadcast_to(mx.eye(_BLOCK), diagonal.shape)
-    inverse = identity[..., :1, :]
-    for i in range(1, _BLOCK):
-        row = identity[..., i : i + 1, :] - diagonal[..., i : i + 1, :i] @ inverse
-        inverse = mx.concatenate([inverse, row], axis=-2)
-    parts = [inverse[..., b, :, :] for b in range(blocks)]
-    starts = list(range(0, size, _BLOCK))
-    while len(parts) > 1:
-        merged = [_merge(a, parts[i : i + 2], starts[i : i + 2]) for i in range(0, len(parts), 2)]
-        parts, starts = merged, starts[::2]
-    return parts[0]
+    *batch, size, _ = a.shape
+    n_blocks = size // _BLOCK
+    blocks = a.reshape(*batch, n_blocks, _BLOCK, n_blocks, _BLOCK)
+    diagonal = mx.stack([blocks[..., b, :, b, :] for b in range(n_blocks)], axis=-3)
+    inverse = _substitute(diagonal.reshape(-1, _BLOCK, _BLOCK)).reshape(diagonal.shape)
+    while inverse.shape[-1] < size:
+        inverse = _merge_neighbours(a, inverse)
+    return inverse.reshape(a.shape)
 
 
-def _merge(a: mx.array, parts: list[mx.array], starts: list[int]) -> mx.array:
-    """The inverse over two neighbouring diagonal blocks, from theirs; a lone block stays as it is."""
-    if len(parts) == 1:
-        return parts[0]
-    upper, lower = parts
-    middle, end = starts[1], starts[1] + lower.shape[-1]
-    corner = -(lower @ a[..., middle:end, starts[0] : middle] @ upper)
-    right = mx.zeros((*upper.shape[:-1], lower.shape[-1]), upper.dtype)
-    return mx.concatenate(
-        [mx.concatenate([upper, right], axis=-1), mx.concatenate([corner, lower], axis=-1)], axis=-2
-    )
+@mx.compile
+def _substitute(a: mx.array) -> mx.array:
+    """The inverses of n blocks [n, 16, 16]; the blocks lie innermost so that every step is one long row."""
+    a = mx.contiguous(a.transpose(1, 2, 0))  # [16, 16, n]
+    rest = mx.broadcast_to(mx.eye(_BLOCK)[:, :, None], a.shape)
+    rows = []
+    for j in range(_BLOCK):
+        rows.append(rest[0])
+        rest = rest[1:] - a[j + 1 :, j, None] * rest[0]
+    return mx.stack(rows).transpose(2, 0, 1)
+
+
+def _merge_neighbours(a: mx.array, parts: mx.array) -> mx.array:
+    """Inverses over diagonal blocks of twice the size, from those [..., m, s, s] over m blocks of A."""
+    *batch, m, s, _ = parts.shape
+    blocks = a.reshape(*batch, m, s, m, s)
+    below = mx.stack([blocks[..., i + 1, :, i, :] for i in range(0, m, 2)], axis=-3)  # [..., m / 2, s, s]
+    upper, lower = parts[..., 0::2, :, :], parts[..., 1::2, :, :]
+    corner = lower @ below @ upper
+    top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)
+    return mx.concatenate([top, mx.concatenate([-corner, lower], axis=-1)], axis=-2)
 
 
 def _carry(
@@ -157,12 +165,11 @@ def _carry(
     return states, news
 
 
-def _decay_matrix(total: mx.array) -> mx.array:
-    """exp(G_i - G_j) for i >= j, else 0. Masked before the exp: the upper half would overflow."""
+def _decay_matrix(total: mx.array, exp: Unary) -> mx.array:
+    """exp(G_i - G_j) for i >= j, else 0. Cut off at 0 before the exp: the upper half would overflow."""
+    difference = mx.minimum(total[..., :, None] - total[..., None, :], 0.0)
     size = total.shape[-1]
-    lower = mx.tril(mx.ones((size, size), mx.bool_))
-    difference = total[..., :, None] - total[..., None, :]
-    return mx.exp(mx.where(lower, difference, -mx.inf))
+    return exp(difference) * mx.tri(size)
 
 
 def _chunks(x: mx.array, n_chunks: int, size: int) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from model.backend import prepare
 
+# The matrices of a tiny model are not worth a second thread, which would spin beside other processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 prepare()  # before anything imports MLX
 
 import tiny  # noqa: E402

@@ -95,7 +95,7 @@ def test_steps_give_what_the_recurrence_gives() -> None:
     assert np.allclose(state[0], states[-1], atol=2e-5)
 
 
-@pytest.mark.parametrize("size", [16, 32, 48, 64])
+@pytest.mark.parametrize("size", [16, 32, 64])
 def test_the_inverse_holds_where_a_power_series_would_lose_every_digit(size: int) -> None:
     a = np.tril(np.full((3, size, size), 0.95), -1)
     exact = np.linalg.inv(np.eye(size) + a)
