@@ -107,6 +107,7 @@ class Client:
     tally: Tally = field(default_factory=Tally)
     seen: list[TokenIds] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    leaves_first_out: bool = False
 
     def ask(
         self,
@@ -128,6 +129,7 @@ class Client:
         n_read = self._prefill(running, choice, cancel_after)
         self.tally.n_fed += n_read
         reply = Message(ASSISTANT, (), ())
+        assert np.array_equal(running.ids.view, prompt.ids[: len(running)])
         if cancel_after is None:
             reply = Message(ASSISTANT, self.words(n_reply), self.words(n_thought) if thinking else ())
             thought = (*reply.thought, CLOSE, NEWLINE) if thinking else ()
@@ -135,6 +137,8 @@ class Client:
             self.tally.n_new += len(prompt.ids) - known
         else:
             self.tally.n_new += max(0, min(len(running), len(prompt.ids)) - known)
+        if self.leaves_first_out and not self.seen:
+            self.tally = Tally()
         self.seen.append(running.ids.view.copy())
         self.store.save(running)
         return reply
