@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from model.grammar import Grammar
 from model.reply import ReplyReader
@@ -39,24 +40,24 @@ class Constraint:
         self._end_ids = tuple(end_ids)
         self._n_accepted = 0
 
-    def apply(self, logits: mx.array) -> mx.array:
-        """Logits [V] with all that is not allowed at minus infinity."""
+    def mask(self, vocab_size: int) -> mx.array | None:
+        """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
         if not self._forced and self._is_spent():
             self._forced = list(self._closing_ids)
         if self._forced:
-            only = mx.arange(logits.shape[0]) == self._forced.pop(0)
-            return mx.where(only, logits, -mx.inf)
-        return logits if self._grammar is None else self._apply_grammar(self._grammar, logits)
+            return mx.arange(vocab_size) == self._forced.pop(0)
+        return None if self._grammar is None else self._grammar_mask(self._grammar, vocab_size)
 
     def _is_spent(self) -> bool:
         budget = self._max_thought_tokens
         return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget
 
-    def _apply_grammar(self, grammar: Grammar, logits: mx.array) -> mx.array:
+    def _grammar_mask(self, grammar: Grammar, vocab_size: int) -> mx.array:
         if self._reader.in_thought:
-            ends = mx.array(self._end_ids, dtype=mx.uint32)
-            return mx.put_along_axis(logits, ends, mx.array(-mx.inf, dtype=logits.dtype), axis=0)
+            allowed = np.ones(vocab_size, dtype=np.bool_)
+            allowed[list(self._end_ids)] = False
+            return mx.array(allowed)
         for token_id in self._reader.content_ids[self._n_accepted :]:
             grammar.accept(token_id)
         self._n_accepted = len(self._reader.content_ids)
-        return mx.where(grammar.mask(), logits, -mx.inf)
+        return grammar.mask()

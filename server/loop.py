@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import mlx.core as mx
 
+from cache.choice import Choice
 from cache.entry import RunningEntry
 from cache.store import Store
 from model.forward import Forward
@@ -26,6 +27,7 @@ from .client import EngineStats
 from .constraint import Constraint
 from .decoding import Decoder, finished
 from .events import Failed, GenerationRequest, Planned, ReplyFormat, WarmRequest
+from .fed_ids import adopt_fed_ids
 from .report import plan_report, prompt_shape
 from .sequence import Job, Reply
 
@@ -41,6 +43,7 @@ class LoopOptions:
         prefill_tokens: tokens read in one step while nothing is being written.
         shared_prefill_tokens: the same while replies are being written: it bounds their pause.
         reads_ahead: whether the known part of the next prompt is read in idle time.
+        keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
         checks_store: assert the store's invariants whenever the loop falls idle.
     """
 
@@ -48,6 +51,7 @@ class LoopOptions:
     prefill_tokens: int = 2048
     shared_prefill_tokens: int = 512
     reads_ahead: bool = True
+    keeps_fed_ids: bool = False
     checks_store: bool = False
 
 
@@ -208,10 +212,18 @@ class EngineLoop:
 
     def _begin(self, request: GenerationRequest | WarmRequest) -> None:
         """Plan the prompt and take the state that the plan names."""
-        choice = self._store.plan(
-            request.slot, request.prompt.ids, tenant=request.tenant, shape=prompt_shape(request.prompt)
-        )
-        report = plan_report(choice, request)
+        choice, n_adopted = self._plan(request), 0
+        if self._options.keeps_fed_ids and choice.source is not None and choice.diverged_at is not None:
+            prompt, n_adopted = adopt_fed_ids(
+                request.prompt,
+                choice.source.ids.view,
+                self._tokenizer,
+                end_ids=self._stop_ids,
+                max_tokens=self._store.metadata.max_cache_len - 1,
+            )
+            request = replace(request, prompt=prompt)
+            choice = self._plan(request)
+        report = plan_report(choice, request, n_adopted)
         running = self._store.take(choice)
         self._reading = Job(request, running, choice.captures)
         if isinstance(request, WarmRequest):
@@ -220,6 +232,10 @@ class EngineLoop:
         self.counters.n_prompt += report.prompt_tokens
         self.counters.n_reused += report.reused_tokens
         request.emit(Planned(report))
+
+    def _plan(self, request: GenerationRequest | WarmRequest) -> Choice:
+        shape = prompt_shape(request.prompt)
+        return self._store.plan(request.slot, request.prompt.ids, tenant=request.tenant, shape=shape)
 
     def _read_chunk(self) -> bool:
         job = self._reading

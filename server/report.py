@@ -34,8 +34,12 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
     )
 
 
-def plan_report(choice: Choice, request: GenerationRequest | WarmRequest) -> PlanReport:
-    """The ``crossturn`` object of a response. Call it before the choice is taken."""
+def plan_report(choice: Choice, request: GenerationRequest | WarmRequest, n_adopted: int = 0) -> PlanReport:
+    """The ``crossturn`` object of a response. Call it before the choice is taken.
+
+    Args:
+        n_adopted: messages that keep the ids that were fed, see ``server/fed_ids.py``.
+    """
     plan = choice.plan
 
     def where(position: int) -> str:
@@ -44,6 +48,8 @@ def plan_report(choice: Choice, request: GenerationRequest | WarmRequest) -> Pla
             return f"token {position}, before the first message"
         return f"message {index} ({request.prompt.message_roles[index]}), at token {position}"
 
+    plural = "s" if n_adopted > 1 else ""
+    adopted = f" {n_adopted} message{plural} kept the ids that were fed." if n_adopted else ""
     return PlanReport(
         slot=str(request.slot),
         mode=type(plan.mode).__name__,  # type: ignore[arg-type]
@@ -52,5 +58,5 @@ def plan_report(choice: Choice, request: GenerationRequest | WarmRequest) -> Pla
         reused_tokens=plan.reusable_len,
         prefilled_tokens=plan.suffix_len,
         checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
-        reason=choice.reason(where),
+        reason=choice.reason(where) + adopted,
     )
