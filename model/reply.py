@@ -99,7 +99,9 @@ class ReplyReader:
         cut_at = self._stops.cut_at
         if cut_at is None:
             return self.n_tokens
-        return next((i for i, end in enumerate(self._token_ends()) if end > cut_at), self.n_tokens)
+        # A token without characters of its own, the first half of one, goes with the character.
+        bounds = enumerate(zip(self._token_starts, self._token_ends(), strict=True))
+        return next((i for i, (start, end) in bounds if start >= cut_at or end > cut_at), self.n_tokens)
 
     def push(self, token_id: int) -> list[Delta]:
         """Read one token.

@@ -66,7 +66,9 @@ class ToolCallReader:
         self._state: Literal["text", "head", "body", "value", "after"] = "text"
         self._held = Piece("", 0)
         self._space: Piece | None = None
+        self._keeps_space = False  # it stood before a call: space behind the call does not add to it
         self._after_call = False
+        self._has_text = False
         self._name = ""
         self._kinds: frozenset[str] = frozenset()
         self._n_parameters = 0
@@ -126,13 +128,14 @@ class ToolCallReader:
         piece = self._take(n_chars)
         text, space = piece.cut(len(piece.text) - n_trailing_space(piece.text))
         if text.text:
-            if self._space is not None:
+            if self._space is not None and (self._has_text or not self._after_call):
                 yield self._space
             yield text
-            self._space, self._after_call = None, False
+            self._space, self._keeps_space = None, False
+            self._after_call, self._has_text = False, True
         if space.text and self._space is None:
             self._space = space
-        elif space.text and self._space is not None and not self._after_call:
+        elif space.text and self._space is not None and not self._keeps_space:
             self._space = Piece(self._space.text + space.text, self._space.start)
 
     def _read_head(self, last: bool) -> Iterator[Read]:
@@ -151,6 +154,7 @@ class ToolCallReader:
         yield ToolCallStart(self._n_started, self._new_id(), name)
         self._n_started += 1
         self._after_call = True
+        self._keeps_space = self._space is not None
         # At once, so that a call cut off here is not taken for one without arguments.
         yield self._arguments("{")
 
