@@ -74,6 +74,7 @@ class ToolCallReader:
         self._n_parameters = 0
         self._value: list[str] = []
         self._at_value_start = False
+        self._in_scraps = False
         self._n_started = 0
         self.n_complete = 0
 
@@ -151,6 +152,7 @@ class ToolCallReader:
 
     def _start(self, name: str) -> Iterator[Read]:
         self._name, self._state, self._n_parameters = name, "body", 0
+        self._in_scraps = False
         yield ToolCallStart(self._n_started, self._new_id(), name)
         self._n_started += 1
         self._after_call = True
@@ -162,24 +164,30 @@ class ToolCallReader:
         return ToolCallArguments(self._n_started - 1, fragment)
 
     def _read_body(self, last: bool) -> Iterator[Read]:
-        self._take(len(self._held.text) - len(self._held.text.lstrip()))
-        text = self._held.text
+        text = self._held.text.lstrip()
+        n_space = len(self._held.text) - len(text)
         key = KEY.match(text)
         if key:
-            self._take(key.end())
+            self._take(n_space + key.end())
             yield from self._open_value(key[1].strip())
         elif text.startswith((END_FUNCTION, END_CALL)):
-            self._take(len(END_FUNCTION) if text.startswith(END_FUNCTION) else 0)
+            self._take(n_space + (len(END_FUNCTION) if text.startswith(END_FUNCTION) else 0))
             self.n_complete += 1
             self._state = "after"
             yield self._arguments("}")
         elif text and (last or not _may_be_tag(text)):
-            n_chars = text.find("<", 1) if "<" in text[1:] else len(text)
-            yield self._take(n_chars)
+            # Neither a tag nor the beginning of one. Space counts only between such scraps of text.
+            scrap = text[: text.find("<", 1)] if "<" in text[1:] else text
+            space = self._take(n_space)
+            if space.text and self._in_scraps:
+                yield space
+            self._in_scraps = True
+            yield self._take(1 if scrap.startswith("<") else len(scrap.rstrip()))
 
     def _open_value(self, key: str) -> Iterator[Read]:
         separator = ", " if self._n_parameters else ""
         self._n_parameters += 1
+        self._in_scraps = False
         self._kinds = parameter_kinds(self._schemas[self._name], key)
         self._state, self._value, self._at_value_start = "value", [], True
         yield self._arguments(f"{separator}{quoted(key)}: " + ('"' if self._streams else ""))
