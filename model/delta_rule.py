@@ -7,9 +7,11 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from model import gdn_cuda
 from model.backend import BackendKind
+from model.config import ModelConfig
 from model.elementwise import Unary
-from model.gdn import chunked_delta_rule, delta_rule_step
+from model.gdn import CHUNK, Carry, chunked_delta_rule, delta_rule_step
 
 
 class DeltaRule(Protocol):
@@ -34,10 +36,11 @@ class DeltaRule(Protocol):
 
 
 class Chunked:
-    """Plain array operations: the CPU and CUDA, and the reference for the rest."""
+    """Array operations throughout, or with a kernel for the walk over the chunks."""
 
-    def __init__(self, exp: Unary) -> None:
+    def __init__(self, exp: Unary, carry: Carry | None = None) -> None:
         self._exp = exp
+        self._carry = carry
 
     def many(
         self,
@@ -49,7 +52,9 @@ class Chunked:
         state: mx.array,
         capture_at: Sequence[int],
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
-        return chunked_delta_rule(q, k, v, log_decay, beta, state, capture_at, self._exp)
+        return chunked_delta_rule(
+            q, k, v, log_decay, beta, state, capture_at, exp=self._exp, carry=self._carry
+        )
 
     def one(
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
@@ -93,9 +98,13 @@ class MetalKernel:
         return out[:, 0], state
 
 
-def delta_rule_for(kind: BackendKind, key_head_dim: int, exp: Unary) -> DeltaRule:
-    """The implementation for a device; mlx-lm's kernel reads keys in groups of 32."""
-    return MetalKernel() if kind == "metal" and key_head_dim % 32 == 0 else Chunked(exp)
+def delta_rule_for(kind: BackendKind, config: ModelConfig, exp: Unary) -> DeltaRule:
+    """The implementation for a device and the shapes of a model."""
+    if kind == "metal" and config.key_head_dim % 32 == 0:  # mlx-lm's kernel reads keys in groups of 32
+        return MetalKernel()
+    if kind == "cuda" and gdn_cuda.can_carry(CHUNK, config.key_head_dim, config.value_head_dim):
+        return Chunked(exp, gdn_cuda.carry)
+    return Chunked(exp)
 
 
 def _metal(inputs: Iterable[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:

@@ -55,10 +55,10 @@ class Forward:
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
         math = elementwise_for(kind)
-        rule = delta_rule_for(kind, config.key_head_dim, math.exp)
+        rule = delta_rule_for(kind, config, math.exp)
         attend = attend_for(kind, math)
         self._mixers: list[LinearAttention | Attention] = [
-            LinearAttention(layer.linear_attn, config, rule, math)
+            LinearAttention(layer.linear_attn, config, rule, math, fuses_steps=kind == "cuda")
             if type_ == "linear_attention"
             else Attention(layer.self_attn, config, attend, math)
             for layer, type_ in zip(model.model.layers, config.layer_types, strict=True)

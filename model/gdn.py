@@ -20,11 +20,14 @@ it is the same update with the first r rows and with G_r in the place of G_C.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
 from model.elementwise import Unary
+
+# u, w, to_end, decay, state: see carry_chunks
+Carry = Callable[[mx.array, mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 
 CHUNK = 64
 _BLOCK = 16
@@ -39,7 +42,9 @@ def chunked_delta_rule(
     beta: mx.array,
     state: mx.array,
     capture_at: Sequence[int] = (),
+    *,
     exp: Unary = mx.exp,
+    carry: Carry | None = None,
 ) -> tuple[mx.array, mx.array, list[mx.array]]:
     """Feed T tokens of one sequence.
 
@@ -50,6 +55,7 @@ def chunked_delta_rule(
         state: [Hv, Dv, Dk], float32.
         capture_at: token counts in 1..T after which the state is wanted, ascending.
         exp: the device's exponential.
+        carry: the device's walk over the chunks; None for :func:`carry_chunks`.
 
     Returns:
         Outputs [T, Hv, Dv] in the dtype of ``v``, the state after T tokens, the states asked for.
@@ -71,25 +77,27 @@ def chunked_delta_rule(
     kt = k.swapaxes(-1, -2)
     inverse = unit_lower_inverse(mx.tril((k @ kt) * decay * beta, -1))
     since_start = exp(total)[..., None]
-    u = inverse @ (beta * values)
-    w = inverse @ ((beta * since_start) * k)
-    to_end = exp(total[..., -1:] - total)[..., None] * k  # [Hk, R, N, C, Dk]
-
-    start = state.reshape(*grouped, *state.shape[1:])
-    starts, news = _carry(u, w, to_end, since_start[..., -1, 0], start)
-    stacked = mx.stack(starts[:-1], axis=2)  # [Hk, R, N, Dv, Dk]
-    new = mx.stack(news, axis=2)  # [Hk, R, N, C, Dv]
-    out = (since_start * q) @ stacked.swapaxes(-1, -2) + ((q @ kt) * decay) @ new
+    to_end = exp(total[..., -1:] - total)[..., None]
+    by_head = (n_value_heads, n_chunks, size, -1)
+    starts, news, last = (carry or carry_chunks)(
+        (inverse @ (beta * values)).reshape(by_head),
+        (inverse @ ((beta * since_start) * k)).reshape(by_head),
+        (to_end * k).reshape(by_head),
+        since_start[..., -1, 0].reshape(n_value_heads, n_chunks),
+        state,
+    )
+    news = news.reshape(values.shape)
+    starts = starts.reshape(*grouped, *starts.shape[1:])  # [Hk, R, N, Dv, Dk]
+    out = (since_start * q) @ starts.swapaxes(-1, -2) + ((q @ kt) * decay) @ news
     out = out.reshape(n_value_heads, n_chunks * size, -1)[:, :n_tokens].swapaxes(0, 1)
 
     captured = []
     for position in capture_at:
         n, r = divmod(position - 1, size)
-        weight = mx.exp(total[:, :, n, r : r + 1] - total[:, :, n, : r + 1])[..., None]
-        added = news[n][..., : r + 1, :].swapaxes(-1, -2) @ (weight * k[:, :, n, : r + 1])
-        kept = mx.exp(total[:, :, n, r])[..., None, None] * starts[n]
-        captured.append((kept + added).reshape(state.shape))
-    return out.astype(v.dtype), starts[-1].reshape(state.shape), captured
+        weight = exp(total[:, :, n, r : r + 1] - total[:, :, n, : r + 1])[..., None]
+        added = news[:, :, n, : r + 1].swapaxes(-1, -2) @ (weight * k[:, :, n, : r + 1])
+        captured.append((since_start[:, :, n, r, :, None] * starts[:, :, n] + added).reshape(state.shape))
+    return out.astype(v.dtype), last, captured
 
 
 def delta_rule_step(
@@ -152,17 +160,24 @@ def _merge_neighbours(a: mx.array, parts: mx.array) -> mx.array:
     return mx.concatenate([top, mx.concatenate([-corner, lower], axis=-1)], axis=-2)
 
 
-def _carry(
+def carry_chunks(
     u: mx.array, w: mx.array, to_end: mx.array, decay: mx.array, state: mx.array
-) -> tuple[list[mx.array], list[mx.array]]:
-    """The serial part: N + 1 states at the chunks' borders, and V' of each chunk."""
-    states, news = [state], []
-    for n in range(u.shape[2]):
-        new = u[:, :, n] - w[:, :, n] @ state.swapaxes(-1, -2)
-        state = decay[:, :, n, None, None] * state + new.swapaxes(-1, -2) @ to_end[:, :, n]
-        states.append(state)
-        news.append(new)
-    return states, news
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The serial part, chunk after chunk.
+
+    Args:
+        u: [Hv, N, C, Dv]; w, to_end (exp(G_C - G) K): [Hv, N, C, Dk]; decay (exp(G_C)): [Hv, N].
+        state: [Hv, Dv, Dk].
+
+    Returns:
+        The states at the chunks' starts [Hv, N, Dv, Dk], V' [Hv, N, C, Dv], the last state.
+    """
+    starts, news = [], []
+    for n in range(u.shape[1]):
+        starts.append(state)
+        news.append(u[:, n] - w[:, n] @ state.swapaxes(-1, -2))
+        state = decay[:, n, None, None] * state + news[n].swapaxes(-1, -2) @ to_end[:, n]
+    return mx.stack(starts, axis=1), mx.stack(news, axis=1), state
 
 
 def _decay_matrix(total: mx.array, exp: Unary) -> mx.array:

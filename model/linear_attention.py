@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
+from model import gdn_cuda
 from model.config import ModelConfig
 from model.delta_rule import DeltaRule
 from model.elementwise import Elementwise
@@ -23,7 +24,15 @@ _NORM_EPS = 1e-6  # on the sum of squares of a query or a key
 class LinearAttention:
     """Reads weights from ``block``; holds nothing of any sequence."""
 
-    def __init__(self, block: nn.Module, config: ModelConfig, rule: DeltaRule, math: Elementwise) -> None:
+    def __init__(
+        self,
+        block: nn.Module,
+        config: ModelConfig,
+        rule: DeltaRule,
+        math: Elementwise,
+        *,
+        fuses_steps: bool = False,
+    ) -> None:
         self._block = block
         self._config = config
         self._rule = rule
@@ -31,6 +40,12 @@ class LinearAttention:
         self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"])
         self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
+        self._step_weights: gdn_cuda.StepWeights | None = None
+        if fuses_steps and gdn_cuda.can_step(config.conv_kernel, config.key_head_dim):
+            eps = mx.array([block.norm.eps], mx.float32)
+            self._step_weights = gdn_cuda.StepWeights(
+                self._taps, self._decay_rate, block.dt_bias, block.norm.weight, eps
+            )
 
     def prefill(
         self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
@@ -60,12 +75,23 @@ class LinearAttention:
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""
+        if self._step_weights is not None:
+            return self._fused_step(x, past, self._step_weights)
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
         q, k, v = self._heads(self._convolve(rows, 1))
         log_decay, beta = self._gates(a, b)
         out, matrix = self._rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
         return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
+
+    def _fused_step(
+        self, x: mx.array, past: Recurrent, weights: gdn_cuda.StepWeights
+    ) -> tuple[mx.array, Recurrent]:
+        """The same in one kernel between the projections."""
+        rows = self._inputs.joined(x)[:, 0]
+        mixed, window, matrix = gdn_cuda.step(rows, past.window, past.matrix, weights)
+        out: mx.array = self._block.out_proj(mixed[:, None])
+        return out, Recurrent(window, matrix)
 
     def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
         """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""

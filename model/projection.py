@@ -35,9 +35,13 @@ class Projection:
     def __call__(self, x: mx.array) -> list[mx.array]:
         """[..., H] to one array [..., width] for each name, in order."""
         if self._splits:
-            joined: mx.array = self._layers[0](x)
-            return list(mx.split(joined, self._splits, axis=-1))
+            return list(mx.split(self.joined(x), self._splits, axis=-1))
         return [layer(x) for layer in self._layers]
+
+    def joined(self, x: mx.array) -> mx.array:
+        """[..., H] to the arrays of all names side by side, [..., total width]."""
+        parts: list[mx.array] = [layer(x) for layer in self._layers]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 
 def _can_join(layers: Sequence[nn.Module]) -> bool:
