@@ -125,6 +125,24 @@ def _add_memory_options(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         help="read the known part of the next prompt while idle (default: yes)",
     )
+    group.add_argument(
+        "--keep-fed-ids",
+        action=argparse.BooleanOptionalAction,
+        help="a message that reads the same as what was fed keeps the tokens that were fed (default: no)",
+    )
+    group.add_argument(
+        "--ring-count",
+        type=_at_least_two,
+        metavar="N",
+        help=f"checkpoints kept of a conversation at most (default: {Settings().ring_count})",
+    )
+    group.add_argument(
+        "--ring-ratio",
+        type=_positive(float),
+        metavar="R",
+        help="their memory at most, as a share of the conversation's state "
+        f"(default: {Settings().ring_ratio:g})",
+    )
 
 
 def _add_http_options(group: argparse._ArgumentGroup) -> None:
@@ -184,6 +202,12 @@ def _positive(number: Callable[[str], T]) -> Callable[[str], T]:
         return value
 
     return positive
+
+
+def _at_least_two(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 2 on")
+    return int(text)
 
 
 def _size(text: str) -> int:

@@ -6,6 +6,7 @@ import socket
 import time
 from pathlib import Path
 
+from cache.ring import RingLimits
 from model.chat import ChatFormat
 from model.hub import resolve
 from model.tokenizer import TextTokenizer
@@ -71,5 +72,10 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         context_length=settings.context_length,
         memory_budget=settings.memory_budget_bytes,
         shares_prefixes=not settings.api_keys if shares is None else shares,
-        loop=LoopOptions(max_replies=settings.max_running, reads_ahead=settings.idle_prefill),
+        ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
+        loop=LoopOptions(
+            max_replies=settings.max_running,
+            reads_ahead=settings.idle_prefill,
+            keeps_fed_ids=settings.keep_fed_ids,
+        ),
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cache.ring import RingLimits
+
 ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -40,6 +42,8 @@ class Settings:
         share_prefixes: share system-and-tools prefixes between slots of one tenant; None shares
             exactly when there are no API keys.
         idle_prefill: read ahead between turns.
+        keep_fed_ids: a message that reads the same keeps the ids that were fed for it.
+        ring_count, ring_ratio: checkpoints an entry keeps at most, and their bytes as a share of its state's.
         api_keys: who may ask; empty lets everybody in.
         cors_origins: browser origins that may call.
         thinking: whether the model thinks where a request does not say; None leaves it to the template.
@@ -61,6 +65,9 @@ class Settings:
     max_running: int = 16
     share_prefixes: bool | None = None
     idle_prefill: bool = True
+    keep_fed_ids: bool = False
+    ring_count: int = RingLimits().max_count
+    ring_ratio: float = RingLimits().max_ratio
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ("*",)
     thinking: bool | None = None
