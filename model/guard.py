@@ -24,15 +24,19 @@ class Guard:
     Attributes:
         guarded: the characters that begin control tokens.
         stand_ins: what replaces each of them, position by position.
+        mark: one more character that nothing typed holds.
+        attempt: 0 for the guard that all requests share but those whose text holds its characters.
     """
 
     def __init__(self, control_texts: Iterable[str], attempt: int = 0) -> None:
         firsts = sorted({text[0] for text in control_texts if text and not text[0].isspace()})
         start = PRIVATE_USE.start + attempt * (len(firsts) + 1)
+        self.attempt = attempt
         self.guarded = "".join(firsts)
         self.stand_ins = "".join(chr(start + i) for i in range(len(firsts)))
         self.mark = chr(start + len(firsts))
         assert start + len(firsts) < PRIVATE_USE.stop
+        self._restoring = str.maketrans(self.stand_ins, self.guarded)
 
     def text(self, typed: str) -> str:
         """``typed`` with its dangerous characters swapped and lone surrogates (a JSON escape can make
@@ -61,7 +65,7 @@ class Guard:
 
     def restore(self, guarded: str) -> str:
         """What was typed."""
-        return guarded.translate(str.maketrans(self.stand_ins, self.guarded))
+        return guarded.translate(self._restoring)
 
 
 def _well_formed(text: str) -> str:

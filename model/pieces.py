@@ -26,10 +26,10 @@ def n_begun(text: str, marks: Iterable[str]) -> int:
     """Length of the longest end of ``text`` with which one of ``marks`` begins and does not yet end."""
     longest = 0
     for mark in marks:
-        for n_chars in range(min(len(mark) - 1, len(text)), longest, -1):
-            if text.endswith(mark[:n_chars]):
-                longest = n_chars
-                break
+        at = text.find(mark[0], max(len(text) - len(mark) + 1, 0))
+        while at >= 0 and not mark.startswith(text[at:]):
+            at = text.find(mark[0], at + 1)
+        longest = max(longest, len(text) - at if at >= 0 else 0)
     return longest
 
 

@@ -23,10 +23,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.errors import CheckpointError
-from model.memo import IdsMemo
 
-MEMO_BUDGET_BYTES = 64 * 1024 * 1024
-"""About forty conversations of 110,000 tokens."""
+PARAGRAPH = re.compile(r"(?<=\n\n)(?=[A-Za-z])")
+"""Between a blank line and a letter. No pattern below has a match that holds a line feed and then a
+letter, none looks over a line feed at what follows it, and no normal form joins the two."""
+FAMILY_PATTERNS = frozenset(
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|\p{{N}}| ?[^\s{others}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for letters, others in ((r"\p{L}", r"\p{L}\p{N}"), (r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"))
+)
+"""How Qwen2 to 3 and Qwen3.5 cut text before BPE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class ControlToken:
 
 
 class TextTokenizer:
-    """A checkpoint's tokenizer. Not for several threads at once: it remembers what it has encoded.
+    """A checkpoint's tokenizer.
 
     Attributes:
         controls: the added tokens by their text.
@@ -66,7 +72,6 @@ class TextTokenizer:
         eos_ids: Iterable[int] = (),
         named_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
-        memo_budget_bytes: int = MEMO_BUDGET_BYTES,
     ) -> None:
         parsed = _parse_definition(definition)
         self.definition = definition
@@ -75,10 +80,7 @@ class TextTokenizer:
         self._without_controls = Tokenizer.from_str(json.dumps(parsed | {"added_tokens": []}))
         self._bytes = _bytes_by_id(parsed, self.controls)
         self._control_pattern = _pattern_of(self.controls)
-        self._memo = IdsMemo(memo_budget_bytes)
-        self._control_ids = {
-            text: np.array([token.id], dtype=np.uint32) for text, token in self.controls.items()
-        }
+        self._cuts_paragraphs = _pre_tokenizer_pattern(parsed) in FAMILY_PATTERNS
         self._strips = any(t.strips_left or t.strips_right for t in self.controls.values())
         self.n_tokens = len(self._bytes)
         self.hidden_ids = frozenset(token.id for token in self.controls.values() if token.hidden)
@@ -120,28 +122,14 @@ class TextTokenizer:
         segments = self._control_pattern.split(text) if self._control_pattern else [text]
         return self._stripped(segments) if self._strips else segments
 
-    def encode_segments(
-        self, segments: Sequence[str], guard: str = "", guarded: str = ""
-    ) -> list[NDArray[np.uint32]]:
-        """Ids of each segment of :meth:`split`; those of plain segments are remembered.
+    def control_ids(self, text: str) -> NDArray[np.uint32]:
+        """The id [1] of the control token that ``text`` is."""
+        return np.array([self.controls[text].id], dtype=np.uint32)
 
-        Args:
-            guard, guarded: in plain segments every character ``guard`` stands for ``guarded``
-                (equally long strings, position by position), see ``model/guard.py``.
-        """
-        table = str.maketrans(guard, guarded)
-        ids: list[NDArray[np.uint32]] = []
-        for index, segment in enumerate(segments):
-            if index % 2:
-                ids.append(self._control_ids[segment])
-                continue
-            known = self._memo.get(segment)
-            if known is None:
-                known = self.encode_text(segment.translate(table) if guard else segment)
-                known.flags.writeable = False
-                self._memo.put(segment, known)
-            ids.append(known)
-        return ids
+    def pieces(self, text: str) -> list[str]:
+        """``text`` cut into paragraphs, between which the ids of :meth:`encode_text` can be cut too.
+        Tokenizers whose borders are not known to be safe get it back whole."""
+        return PARAGRAPH.split(text) if self._cuts_paragraphs else [text]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty for ids the tokenizer does not know (padding rows)."""
@@ -182,6 +170,17 @@ def _parse_definition(definition: str) -> dict[str, Any]:
     if kind != "BPE" or decoder != "ByteLevel":
         raise CheckpointError(f"tokenizer.json holds {kind} with decoder {decoder}, not a byte-level BPE")
     return dict(parsed)
+
+
+def _pre_tokenizer_pattern(parsed: dict[str, Any]) -> str | None:
+    """The regular expression that cuts text, where a single one does; None for other pre-tokenizers."""
+    normalizer, steps = parsed.get("normalizer") or {}, parsed.get("pre_tokenizer") or {}
+    split, *rest = steps.get("pretokenizers") or [{}]
+    if normalizer.get("type", "NFC") != "NFC" or split.get("type") != "Split" or len(rest) != 1:
+        return None
+    is_plain = rest[0].get("type") == "ByteLevel" and not rest[0].get("use_regex", True)
+    pattern = (split.get("pattern") or {}).get("Regex")
+    return pattern if is_plain and split.get("behavior") == "Isolated" and not split.get("invert") else None
 
 
 def _control_tokens(parsed: dict[str, Any]) -> list[ControlToken]:

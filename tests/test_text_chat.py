@@ -380,6 +380,20 @@ def test_what_is_remembered_changes_no_ids() -> None:
         assert warm.shared_points == cold.shared_points
 
 
+def test_what_is_remembered_of_one_request_says_nothing_about_another() -> None:
+    chat = chat_with()
+    stand_in = chr(0xE000)
+    assert "<b" in text_of(chat.render([{"role": "user", "content": "<b"}]))
+    assert f"{stand_in}b" in text_of(chat.render([{"role": "user", "content": f"{stand_in}b"}]))
+    assert "<b" in text_of(chat.render([{"role": "user", "content": "<b"}]))
+
+
+def test_long_texts_are_the_plain_tokenizers_too() -> None:
+    text = "One paragraph, of some length.\n\nThen another <b>.\n\n  Indented.\n\n1. Listed.\n\n" * 60
+    prompt = chat_with().render([{"role": "user", "content": f"{text}end"}])
+    assert prompt.ids.tolist() == tokenizer_with().encode(text_of(prompt)).tolist()
+
+
 def test_what_a_conversation_holds_cannot_be_changed_through_its_ids() -> None:
     chat = chat_with()
     first = chat.render([USER])

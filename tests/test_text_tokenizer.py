@@ -35,7 +35,8 @@ text_with_controls = st.lists(st.one_of(typed_text, st.sampled_from(CONTROLS)), 
 def test_text_cut_at_control_strings_has_the_ids_of_the_plain_tokenizer(text: str) -> None:
     tokenizer = tokenizer_with()
     plain = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-    parts = tokenizer.encode_segments(tokenizer.split(text))
+    segments = tokenizer.split(text)
+    parts = [tokenizer.control_ids(s) if i % 2 else tokenizer.encode_text(s) for i, s in enumerate(segments)]
     assert np.concatenate(parts).tolist() == plain
     assert tokenizer.encode(text).tolist() == plain
 
@@ -46,6 +47,31 @@ def test_text_encoded_as_text_holds_no_control_id_and_decodes_to_itself(text: st
     ids = tokenizer.encode_text(text)
     assert not {token.id for token in tokenizer.controls.values()} & set(ids.tolist())
     assert tokenizer.decode(ids) == _normalised(text)
+
+
+paragraphs = st.lists(
+    st.one_of(
+        typed_text,
+        st.sampled_from(["\n\nA", " \n\nb", ".\n\nc", "\r\n\n\nd", "\n\n\u0301", "\n\n1", "\n\n a"]),
+    )
+).map("".join)
+
+
+@given(paragraphs)
+def test_paragraphs_have_the_ids_of_the_whole(text: str) -> None:
+    tokenizer = tokenizer_with()
+    pieces = tokenizer.pieces(text)
+    assert "".join(pieces) == text
+    ids = [i for piece in pieces for i in tokenizer.encode_text(piece).tolist()]
+    assert ids == tokenizer.encode_text(text).tolist()
+
+
+def test_text_of_a_tokenizer_with_other_borders_is_not_cut() -> None:
+    definition = json.loads(tokenizer_with().definition)
+    definition["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = ".+"
+    other = TextTokenizer(json.dumps(definition))
+    assert other.pieces("a\n\nb") == ["a\n\nb"]
+    assert tokenizer_with().pieces("a\n\nb") == ["a\n\n", "b"]
 
 
 @given(st.lists(st.integers(0, 4095), max_size=30))
