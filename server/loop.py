@@ -40,16 +40,18 @@ class LoopOptions:
 
     Attributes:
         max_replies: replies written together at most; further requests wait.
-        prefill_tokens: tokens read in one step while nothing is being written.
-        shared_prefill_tokens: the same while replies are being written: it bounds their pause.
+        prefill_tokens: tokens read in one step while nothing is being written; None for what the
+            device takes at once.
+        shared_prefill_tokens: the same while replies are being written, whose pause it bounds; None
+            for a quarter of that.
         reads_ahead: whether the known part of the next prompt is read in idle time.
         keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
         checks_store: assert the store's invariants whenever the loop falls idle.
     """
 
     max_replies: int = 16
-    prefill_tokens: int = 2048
-    shared_prefill_tokens: int = 512
+    prefill_tokens: int | None = None
+    shared_prefill_tokens: int | None = None
     reads_ahead: bool = True
     keeps_fed_ids: bool = False
     checks_store: bool = False
@@ -241,8 +243,7 @@ class EngineLoop:
         job = self._reading
         if job is None:
             return False
-        limit = self._options.shared_prefill_tokens if self._decoder.replies else self._options.prefill_tokens
-        ids, captures = job.next_chunk(limit)
+        ids, captures = job.next_chunk(self._chunk_tokens())
         try:
             read = self._forward.prefill(cast(State, job.running.state), ids, capture_at=captures)
         except Exception as fault:
@@ -263,6 +264,12 @@ class EngineLoop:
             self._reading = None
             self._begin_replies(job.request, job.running, read.logits)
         return True
+
+    def _chunk_tokens(self) -> int:
+        alone = self._options.prefill_tokens or self._forward.part_tokens
+        if not self._decoder.replies:
+            return alone
+        return self._options.shared_prefill_tokens or alone // 4
 
     def _begin_replies(self, request: GenerationRequest, running: RunningEntry, logits: mx.array) -> None:
         """From one read prompt to its ``n`` replies; all but the first get a copy of the state."""
