@@ -87,9 +87,18 @@ def read_config(path: Path) -> ModelConfig:
         CheckpointError: no readable ``config.json``, another kind of model, or a missing field.
     """
     raw = read_json(path / "config.json")
+    generation = path / "generation_config.json"
+    try:
+        return config_from(raw, read_json(generation) if generation.exists() else {})
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}/config.json: {error}") from error
+
+
+def config_from(raw: Raw, generation: Raw | None = None) -> ModelConfig:
+    """The same from the contents of ``config.json`` and ``generation_config.json``."""
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise CheckpointError(f"{path}: model_type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
+        raise CheckpointError(f"model_type {model_type!r} is not one of {', '.join(MODEL_TYPES)}")
     text = text_arguments(raw)
     try:
         rope = text["rope_parameters"]
@@ -112,10 +121,10 @@ def read_config(path: Path) -> ModelConfig:
             partial_rotary_factor=float(rope["partial_rotary_factor"]),
             tie_word_embeddings=text["tie_word_embeddings"],
             n_experts=text.get("num_experts") or 0,
-            eos_token_ids=_eos_token_ids(path, raw, text),
+            eos_token_ids=_eos_token_ids(generation or {}, raw, text),
         )
     except KeyError as error:
-        raise CheckpointError(f"{path}/config.json lacks {error.args[0]!r}") from error
+        raise CheckpointError(f"lacks {error.args[0]!r}") from error
 
 
 def text_arguments(raw: Raw) -> Raw:
@@ -156,11 +165,9 @@ def _layer_types(text: Raw) -> tuple[LayerType, ...]:
     return types
 
 
-def _eos_token_ids(path: Path, raw: Raw, text: Raw) -> tuple[int, ...]:
-    generation = path / "generation_config.json"
-    sources = [read_json(generation)] if generation.exists() else []
+def _eos_token_ids(*sources: Raw) -> tuple[int, ...]:
     found: list[int] = []
-    for source in [*sources, raw, text]:
+    for source in sources:
         ids = source.get("eos_token_id")
         found.extend(ids if isinstance(ids, list) else [ids] if ids is not None else [])
     return tuple(dict.fromkeys(found))

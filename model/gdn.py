@@ -110,14 +110,21 @@ def delta_rule_step(
         state: [B, Hv, Dv, Dk], float32.
 
     Returns:
-        Outputs [B, Hv, Dv] in the dtype of ``v``, and the states.
+        Outputs [B, Hv, Dv], float32, and the states.
     """
-    repeat = v.shape[1] // k.shape[1]
-    q, k = (mx.repeat(x.astype(mx.float32), repeat, axis=1)[:, :, None] for x in (q, k))  # [B, Hv, 1, Dk]
-    state = mx.exp(log_decay)[..., None, None] * state
-    error = v.astype(mx.float32)[..., None] - (state * k).sum(-1, keepdims=True)  # [B, Hv, Dv, 1]
-    state = state + (beta[..., None, None] * error) * k
-    return (state * q).sum(-1).astype(v.dtype), state
+    n_seqs, n_key_heads, dk = k.shape
+    grouped = (n_seqs, n_key_heads, v.shape[1] // n_key_heads)
+    q, k, v = (x.astype(mx.float32) for x in (q, k, v))
+    # One product with k and q at once. The new state need not be read again for the output:
+    # (g S + error k^T) q = g (S q) + error (k . q).
+    seen = state.reshape(n_seqs, n_key_heads, -1, dk) @ mx.stack([k, q], axis=-1)
+    seen = seen.reshape(*v.shape, 2)
+    decay = mx.exp(log_decay)[..., None]  # [B, Hv, 1]
+    error = beta[..., None] * (v - decay * seen[..., 0])  # [B, Hv, Dv]
+    agreement = mx.broadcast_to((k * q).sum(-1)[:, :, None], grouped).reshape(*decay.shape)
+    out = decay * seen[..., 1] + error * agreement
+    written = error.reshape(*grouped, -1, 1) * k[:, :, None, None]  # [B, Hk, R, Dv, Dk]
+    return out, decay[..., None] * state + written.reshape(state.shape)
 
 
 def unit_lower_inverse(a: mx.array) -> mx.array:

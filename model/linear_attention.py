@@ -38,6 +38,10 @@ class LinearAttention:
         self._rule = rule
         self._math = math
         self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"])
+        # One factor for each head of [q | k]: Dk^-1 takes the sum back to the mean and scales q.
+        scale = [1.0 / config.key_head_dim] * config.n_key_heads
+        scale += [config.key_head_dim**-0.5] * config.n_key_heads
+        self._key_scale = mx.array(scale, block.norm.weight.dtype)[:, None]
         self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
         self._step_weights: gdn_cuda.StepWeights | None = None
@@ -79,7 +83,7 @@ class LinearAttention:
             return self._fused_step(x, past, self._step_weights)
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
-        q, k, v = self._heads(self._convolve(rows, 1))
+        q, k, v = self._heads(self._math.silu((rows * self._taps).sum(axis=1, keepdims=True)))
         log_decay, beta = self._gates(a, b)
         out, matrix = self._rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
         return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
@@ -103,23 +107,26 @@ class LinearAttention:
     def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """[B, T, C] to q, k [B, T, Hk, Dk], normalised, q scaled by Dk^-1/2, and v [B, T, Hv, Dv]."""
         c = self._config
-        width = c.n_key_heads * c.key_head_dim
-        q, k, v = mx.split(rows, [width, 2 * width], axis=-1)
+        keys, values = mx.split(rows, [2 * c.n_key_heads * c.key_head_dim], axis=-1)
+        keys = keys.reshape(*keys.shape[:2], 2 * c.n_key_heads, c.key_head_dim)
         # rms_norm divides by the root of the mean, an L2 norm by the root of the sum.
-        eps, scale = _NORM_EPS / c.key_head_dim, c.key_head_dim**-0.5
-        q, k = (x.reshape(*x.shape[:2], c.n_key_heads, c.key_head_dim) for x in (q, k))
-        q = mx.fast.rms_norm(q, None, eps) * (scale * scale)
-        k = mx.fast.rms_norm(k, None, eps) * scale
-        return q, k, v.reshape(*v.shape[:2], c.n_value_heads, c.value_head_dim)
+        normed = mx.fast.rms_norm(keys, None, _NORM_EPS / c.key_head_dim) * self._key_scale
+        q, k = mx.split(normed, 2, axis=2)
+        return q, k, values.reshape(*values.shape[:2], c.n_value_heads, c.value_head_dim)
 
     def _gates(self, a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
         """The log decay and the writing strength, both [B, T, Hv] in float32."""
-        a = a.astype(mx.float32) + self._block.dt_bias
-        return self._decay_rate * mx.logaddexp(a, 0.0), self._math.sigmoid(b.astype(mx.float32))
+        return _gates(a, b, self._block.dt_bias, self._decay_rate)
 
     def _project(self, out: mx.array, z: mx.array) -> mx.array:
         """Gated norm per head and the output projection: [B, T, Hv, Dv] to [B, T, H]."""
         gate = self._math.silu(z.astype(mx.float32))
-        normed = mx.fast.rms_norm(out, self._block.norm.weight, self._block.norm.eps).astype(mx.float32)
+        weight = self._block.norm.weight
+        normed = mx.fast.rms_norm(out.astype(mx.float32), weight.astype(mx.float32), self._block.norm.eps)
         mixed: mx.array = self._block.out_proj((gate * normed.reshape(gate.shape)).astype(z.dtype))
         return mixed
+
+
+@mx.compile
+def _gates(a: mx.array, b: mx.array, dt_bias: mx.array, rate: mx.array) -> tuple[mx.array, mx.array]:
+    return rate * mx.logaddexp(a.astype(mx.float32) + dt_bias, 0.0), mx.sigmoid(b.astype(mx.float32))

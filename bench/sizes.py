@@ -1,0 +1,172 @@
+"""Cost of a token over context and over company, for models of real sizes with random weights.
+
+    python bench/sizes.py --shapes 0.8B 4B --bits 16 4 --peer
+
+For a GPU (the 0.8B shape runs on a CPU too, slowly). Each line is one figure; ``--peer`` runs mlx-lm
+over the same weights, in the same process, before ours takes them over. No prompt is read for the
+decode figures: rows and states are filled in, which changes nothing about their cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sides import prepare_side
+
+prepare_side("crossturn")
+
+import mlx.core as mx  # noqa: E402
+import mlx.nn as nn  # noqa: E402
+import numpy as np  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+from mlx_lm.models.cache import ArraysCache, BatchKVCache  # noqa: E402
+from random_model import SHAPES, filled_state, forward_over, random_modules  # noqa: E402
+
+from model.config import ModelConfig  # noqa: E402
+from model.forward import Forward  # noqa: E402
+
+Step = Callable[[mx.array], mx.array]  # ids [B] to logits [B, V]
+N_STEPS = 32
+PART = 4096  # tokens read at each context
+
+
+def main() -> None:
+    """Print a line for each figure, and write them all as JSON where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", default=["0.8B"], choices=SHAPES)
+    parser.add_argument("--bits", type=int, nargs="+", default=[16], choices=[16, 8, 4])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--companies", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--company-context", type=int, default=4096)
+    parser.add_argument("--peer", action="store_true", help="measure mlx-lm too")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    options = parser.parse_args()
+    figures: list[dict[str, object]] = []
+
+    def tell(what: str, value: float, unit: str) -> None:
+        figures.append({"model": f"{shape} {bits} bits", "what": what, "value": value, "unit": unit})
+        print(f"{shape} {bits:2} bits  {what:44} {value:10.2f} {unit}", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(figures, indent=1))
+
+    for shape in options.shapes:
+        for bits in options.bits:
+            modules, config = random_modules(shape, bits)
+            tell("bare read of all matrices", 1e3 * bare_read_seconds(modules), "ms")
+            if options.peer:
+                measure_peer(modules, config, options, tell)
+            measure_ours(forward_over(modules, config), options, tell)
+            del modules
+            mx.clear_cache()
+
+
+def measure_ours(
+    forward: Forward, options: argparse.Namespace, tell: Callable[[str, float, str], None]
+) -> None:
+    """Prefill and decode over context, then decode over company."""
+    ids = np.random.default_rng(0).integers(0, forward.config.vocab_size, 2 * PART).astype(np.uint32)
+    forward.prefill(forward.new_state(), ids)  # kernels are built on first use
+    for n in (1024, 2 * PART):
+        seconds = timed(lambda n=n: forward.prefill(forward.new_state(), ids[:n]))
+        tell(f"prefill of {n}", n / seconds, "tok/s")
+    for n in options.contexts:
+        state = filled_state(forward, n)
+        start = state.snapshot()
+        seconds = timed(
+            lambda state=state, start=start: (state.restore(start), forward.prefill(state, ids[:PART]))
+        )
+        tell(f"prefill of {PART} after {n}", PART / seconds, "tok/s")
+        state.restore(start)
+        tell(f"decode after {n}", 1e3 * decode_seconds(stepper(forward, [state]), 1), "ms")
+    for size in options.companies:
+        states = [filled_state(forward, options.company_context) for _ in range(size)]
+        seconds = decode_seconds(stepper(forward, states), size)
+        tell(f"decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
+
+
+def stepper(forward: Forward, states: Sequence[object]) -> Step:
+    """A batch that owns ``states``."""
+    batch = forward.new_batch()
+    for key, state in enumerate(states):
+        batch.join(key, state)
+    return batch.step
+
+
+def measure_peer(
+    model: nn.Module,
+    config: ModelConfig,
+    options: argparse.Namespace,
+    tell: Callable[[str, float, str], None],
+) -> None:
+    """The same through mlx-lm's model and padded batch cache."""
+    ids = mx.random.randint(0, config.vocab_size, (1, 1024))
+    seconds = timed(lambda: mx.eval(model(ids, cache=model.make_cache())[:, -1]), n_runs=1)
+    tell("mlx-lm: prefill of 1024", 1024 / seconds, "tok/s")
+    for size in options.companies:
+        cache = filled_cache(model, config, size, options.company_context)
+        seconds = decode_seconds(lambda ids, cache=cache: model(ids[:, None], cache=cache)[:, -1], size)
+        tell(f"mlx-lm: decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
+
+
+def filled_cache(model: nn.Module, config: ModelConfig, size: int, length: int) -> list[object]:
+    """mlx-lm's caches for ``size`` sequences that stand at ``length``."""
+    shape = (size, config.n_kv_heads, length, config.head_dim)
+    dtype = model.language_model.model.norm.weight.dtype
+    caches: list[object] = []
+    for kind in config.layer_types:
+        if kind == "full_attention":
+            cache = BatchKVCache([0] * size)
+            cache.update_and_fetch(*(mx.random.normal(shape).astype(dtype) for _ in range(2)))
+        else:
+            cache = ArraysCache(size=2)
+            cache[0] = mx.zeros((size, config.conv_kernel - 1, config.conv_dim), dtype)
+            cache[1] = mx.zeros((size, config.n_value_heads, config.value_head_dim, config.key_head_dim))
+        caches.append(cache)
+    return caches
+
+
+def decode_seconds(step: Step, size: int) -> float:
+    """Seconds a greedy step takes, the next one launched before the last is read."""
+    tokens = mx.zeros((size,), mx.uint32)
+    for _ in range(8):
+        tokens = mx.argmax(step(tokens), axis=-1)
+        mx.eval(tokens)
+    start = time.perf_counter()
+    for _ in range(N_STEPS):
+        following = mx.argmax(step(tokens), axis=-1)
+        mx.async_eval(following)
+        tokens.tolist()
+        tokens = following
+    tokens.tolist()
+    return (time.perf_counter() - start) / N_STEPS
+
+
+def bare_read_seconds(model: nn.Module) -> float:
+    """One matrix-vector product with every plain matrix: what no step of one sequence can undercut."""
+    pairs = [
+        (w, mx.ones((w.shape[1], 1), w.dtype))
+        for _, w in tree_flatten(model.parameters())
+        if w.ndim == 2 and mx.issubdtype(w.dtype, mx.floating)
+    ]
+    return timed(lambda: mx.eval([w @ x for w, x in pairs]))
+
+
+def timed(work: Callable[[], object], n_runs: int = 3) -> float:
+    """Median seconds, after one run that is not counted."""
+    work()
+    seconds = []
+    for _ in range(n_runs):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+if __name__ == "__main__":
+    main()
