@@ -1,13 +1,13 @@
 """Chooses what is missed least when bytes are needed. Decides only; the store carries it out.
 
-A victim's worth is the work to rebuild it, over the bytes it frees, over the time since it was last
-used. The same measure holds for a whole entry and for one checkpoint, except that a checkpoint is
-needed only when a prompt goes back behind the newest one, which is rare.
+A victim's worth is the tokens to feed again if it were gone and asked for, over the bytes it frees,
+over its age. One measure for whole entries and for checkpoints; a checkpoint is asked for only when a
+prompt goes back behind the newest one, which is rare, and just there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cache.entry import Entry
@@ -18,12 +18,9 @@ from cache.slots import Slot
 ROLLBACK_RATE = 0.02
 """Share of requests that go back behind the newest checkpoint: 114 of 6,272 in recorded sessions."""
 
-MAX_COUNTED_HITS = 7
-"""Further hits add nothing: a one-shot request must lose against a conversation, but a conversation
-that was long must not outlive all others for ever."""
-
-MIN_IDLE_S = 1.0
-"""Ages below it count as it: who was used a moment ago is not worth a thousand times more."""
+PATIENCE_S = 300.0
+"""A pause so long is ordinary within a conversation. Ages count from there, so that among those in use
+the dear ones stay, not the ones that happened to speak last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,10 @@ class Victim:
     entry: Entry
     checkpoint: int | None
     worth: float
+
+
+ChooseVictim = Callable[[Iterable[Slot], Ledger, float], Victim | None]
+"""Chooses among all slots at a time in seconds; None when nothing is at rest."""
 
 
 def least_useful(slots: Iterable[Slot], ledger: Ledger, now: float) -> Victim | None:
@@ -54,16 +55,15 @@ def _victims(slot: Slot, entry: Entry, ledger: Ledger, now: float) -> Iterable[V
     if index is not None:
         n_freed = ledger.freed_by(entry.ring.at(lengths[index]))
         if n_freed > 0:
-            work = (lengths[index + 1] - lengths[index - 1]) * ROLLBACK_RATE
-            yield Victim(slot, entry, lengths[index], work * _demand(entry, now) / n_freed)
+            gap = lengths[index + 1] - lengths[index - 1]
+            work = gap * ROLLBACK_RATE * gap / len(entry)
+            yield Victim(slot, entry, lengths[index], work / (n_freed * _age_s(entry, now)))
 
 
 def _whole(slot: Slot, entry: Entry, ledger: Ledger, now: float) -> Victim:
     n_freed = entry.n_own_bytes + sum(ledger.freed_by(c) for c in entry.ring.checkpoints)
-    return Victim(slot, entry, None, slot.rebuild_work(entry) * _demand(entry, now) / n_freed)
+    return Victim(slot, entry, None, slot.rebuild_work(entry) / (n_freed * _age_s(entry, now)))
 
 
-def _demand(entry: Entry, now: float) -> float:
-    """How likely the entry is asked for: those that came back come back; the old are forgotten."""
-    returns = 1 + min(entry.n_hits, MAX_COUNTED_HITS)
-    return returns / max(now - entry.used_at, MIN_IDLE_S)
+def _age_s(entry: Entry, now: float) -> float:
+    return PATIENCE_S + now - entry.used_at

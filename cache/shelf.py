@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from cache.counters import Counters
 from cache.entry import Entry
-from cache.eviction import Victim, least_useful, least_useful_entry
+from cache.eviction import ChooseVictim, Victim, least_useful_entry
 from cache.ledger import Ledger
 from cache.planner import CrossTurnSlotId
 from cache.slots import Slot
@@ -19,13 +19,22 @@ class Shelf:
         counters: where evictions are counted.
         max_entries_per_slot: entries that one slot may keep.
         clock: seconds, monotonic.
+        choose_victim: decides what goes when bytes are needed.
     """
 
-    def __init__(self, counters: Counters, *, max_entries_per_slot: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        *,
+        max_entries_per_slot: int,
+        clock: Callable[[], float],
+        choose_victim: ChooseVictim,
+    ) -> None:
         self.ledger = Ledger()
         self._counters = counters
         self._max_entries_per_slot = max_entries_per_slot
         self._clock = clock
+        self._choose_victim = choose_victim
         self._slots: dict[CrossTurnSlotId, Slot] = {}
 
     @property
@@ -74,8 +83,8 @@ class Shelf:
             del self._slots[entry.slot]
 
     def evict_one(self) -> bool:
-        """Let the least useful checkpoint or entry go; False when nothing is at rest."""
-        victim = least_useful(self._slots.values(), self.ledger, self._clock())
+        """Let one checkpoint or entry go; False when nothing is at rest."""
+        victim = self._choose_victim(self._slots.values(), self.ledger, self._clock())
         if victim is None:
             return False
         self._evict(victim)

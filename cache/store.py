@@ -14,6 +14,7 @@ from cache.boundaries import PromptShape, choose_captures
 from cache.choice import Choice, diverged_at
 from cache.counters import Counters
 from cache.entry import Entry, RunningEntry, TokenBuffer
+from cache.eviction import ChooseVictim, least_useful
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
@@ -40,6 +41,7 @@ class Store:
         clock: seconds, monotonic.
         new_state: makes an empty state.
         max_entries_per_slot: keeps planning cheap; the budget is the true limit.
+        choose_victim: decides what goes when bytes are needed; replaced only to compare policies.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Store:
         clock: Callable[[], float],
         new_state: Callable[[], SequenceState],
         max_entries_per_slot: int = 24,
+        choose_victim: ChooseVictim = least_useful,
     ) -> None:
         self.metadata = metadata
         self.budget_bytes = budget_bytes
@@ -60,7 +63,12 @@ class Store:
         self._share_prefixes = share_prefixes
         self._clock = clock
         self._new_state = new_state
-        self._shelf = Shelf(self.counters, max_entries_per_slot=max_entries_per_slot, clock=clock)
+        self._shelf = Shelf(
+            self.counters,
+            max_entries_per_slot=max_entries_per_slot,
+            clock=clock,
+            choose_victim=choose_victim,
+        )
         self._running: dict[int, RunningEntry] = {}
         self._n_numbers = 0
 

@@ -12,6 +12,9 @@ from cache.planner import CrossTurnSlotId
 from cache.store import Store
 
 IDS_BYTES = 4
+HEAVY = Geometry(row_bytes=10, snapshot_bytes=2000, row_step=1)
+"""A recurrent state that weighs as much as 200 tokens' rows, as the demo model's does."""
+
 ENTRY_1000 = UNIT.kv_bytes(1000) + UNIT.snapshot_bytes + IDS_BYTES * 1000
 
 
@@ -57,13 +60,13 @@ def test_of_equal_conversations_the_longest_idle_goes() -> None:
 
 def test_one_shot_requests_do_not_push_out_a_conversation() -> None:
     clock = FakeClock()
-    store = make_store(budget_bytes=3 * ENTRY_1000, clock=clock)
+    store = make_store(budget_bytes=HEAVY.kv_bytes(5000), geometry=HEAVY, clock=clock)
     for turn in range(5):
         clock.now_s += 10
-        keep(store, SLOT, 0, 400 + 100 * turn)
-    for i in range(8):
+        keep(store, SLOT, 0, 1200 + 200 * turn)
+    for i in range(20):
         clock.now_s += 2
-        keep(store, session(i), 10_000 * (i + 1), 600)
+        keep(store, session(i), 10_000 * (i + 1), 200)
     assert SLOT in slots_held(store)
 
 
@@ -81,9 +84,8 @@ def test_a_conversation_that_was_long_does_not_outlive_all_others() -> None:
 
 def test_checkpoints_go_before_conversations() -> None:
     clock = FakeClock()
-    heavy = Geometry(row_bytes=10, snapshot_bytes=2000, row_step=1)
-    n_entry = heavy.kv_bytes(1000) + heavy.snapshot_bytes + IDS_BYTES * 1000
-    store = make_store(budget_bytes=2 * n_entry + 8 * heavy.snapshot_bytes, geometry=heavy, clock=clock)
+    n_entry = HEAVY.kv_bytes(1000) + HEAVY.snapshot_bytes + IDS_BYTES * 1000
+    store = make_store(budget_bytes=2 * n_entry + 8 * HEAVY.snapshot_bytes, geometry=HEAVY, clock=clock)
     keep(store, SLOT, 0, 1000, tuple(range(100, 1000, 200)))
     clock.now_s += 1
     keep(store, OTHER, 10_000, 1000, tuple(range(100, 1000, 200)))
