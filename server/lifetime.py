@@ -39,18 +39,20 @@ class DrainingServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         # uvicorn's own raises the signal again at the end, which would make the exit code a failure.
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
+        loop = asyncio.get_running_loop()
+        for sig in _SIGNALS:
+            loop.add_signal_handler(sig, self.handle_exit, sig, None)
         try:
             yield
         finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
+            for sig in _SIGNALS:
+                loop.remove_signal_handler(sig)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         self._n_signals += 1
         self.should_exit = True
         if self._n_signals == 2:
-            asyncio.get_running_loop().call_soon_threadsafe(self._gateway.end_runs)
+            self._gateway.end_runs()
         self.force_exit = self._n_signals > 2
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

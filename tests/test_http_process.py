@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import httpx
 import pytest
 
+from model.tokenizer import TextTokenizer
 from server.cli import main, parser, settings_of
 from server.settings import Settings, parse_bytes
 
@@ -151,19 +153,22 @@ def test_g05_a_terminated_server_exits_with_0_and_frees_its_port() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drain_s", "n_signals"), [("0.2", 1), ("600", 2)])
-def test_g06_a_stream_that_does_not_end_is_ended_with_an_error_frame(drain_s: str, n_signals: int) -> None:
+def test_g06_a_stream_that_does_not_end_is_ended_with_an_error_frame(
+    drain_s: str, n_signals: int, tokenizer: TextTokenizer
+) -> None:
     body = {
         "messages": [{"role": "user", "content": "Hi"}],
         "stream": True,
         "n": 4,
-        "logit_bias": {str(token): -100 for token in range(3)},  # none of the tokens that end a reply
+        "logit_bias": dict.fromkeys(map(str, tokenizer.eos_ids), -100),
     }
     with (
         started("--port", "0", "--drain-seconds", drain_s) as (process, url),
         httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=WAIT_S) as response,
     ):
         lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
+        # MLX compiles its first kernels through system(), which has SIGINT ignored as long as it runs.
+        assert sum(line.startswith("data: ") for line in islice(lines, 400)) >= 200
         for _ in range(n_signals):
             process.send_signal(signal.SIGINT)
             wait_until_closed(url)  # two signals at once would be one
