@@ -18,6 +18,7 @@ from .served import Served
 from .session import slot_of
 from .settings import Settings
 from .thinking import thinking_of
+from .tool_use import tool_use_of
 
 _OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 """Variables of the template that a request sets by its own fields only."""
@@ -64,11 +65,11 @@ def compose_chat(
     check_pairs(request)
     thinking = thinking_of(request, settings.thinking, served.chat.variables)
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
-    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] or None
+    use = tool_use_of(request, served.tokens.controls)
     template_kwargs = {**template_kwargs_of(request), **thinking.template_kwargs}
     continues = continues_final(request)
     prompt = served.chat.render(
-        messages, tools=tools, template_kwargs=template_kwargs, continue_final=continues
+        messages, tools=use.tools, template_kwargs=template_kwargs, continue_final=continues
     )
     wanted = request.max_completion_tokens or request.max_tokens
     generation = GenerationRequest(
@@ -81,7 +82,8 @@ def compose_chat(
         sampling=sampling_of(request, served.sampling, vocab_size=served.info.vocab_size),
         reply=ReplyFormat(
             stops=stops_of(request),
-            tools=None if tools is None else tuple(tools),
+            tools=None if use.tools is None else tuple(use.tools),
+            grammar=use.grammar,
             max_thought_tokens=thinking.max_tokens,
         ),
         n_replies=request.n or 1,
@@ -104,7 +106,7 @@ def compose_chat(
         generation=generation,
         shape=shape,
         messages=messages,
-        tools=tools,
+        tools=use.tools,
         template_kwargs=template_kwargs,
         continues=continues,
         stream=bool(request.stream),

@@ -51,6 +51,11 @@ class ChatRenderer(Protocol):
 class TokenTable(Protocol):
     """Text to ids and back; :class:`model.tokenizer.TextTokenizer` is the real one."""
 
+    @property
+    def controls(self) -> Mapping[str, Any]:
+        """The control tokens by their text."""
+        ...
+
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Ids of ``text``, uint32 [n]; control strings in it become control tokens."""
         ...

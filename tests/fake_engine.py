@@ -172,6 +172,8 @@ class FakeChat:
 class FakeTokens:
     """One token for each byte."""
 
+    controls: Mapping[str, Any] = {}
+
     def encode(self, text: str) -> NDArray[np.uint32]:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
 
