@@ -81,14 +81,13 @@ def forward_over(model: nn.Module, config: ModelConfig) -> Forward:
 
 def filled_state(forward: Forward, length: int) -> State:
     """A state that stands for ``length`` tokens nobody read."""
-    config = forward.config
     empty = forward.new_state()
-    shape = (1, config.n_kv_heads, capacity_for(length), config.head_dim)
-    dtype = empty.kv[0].keys.dtype
+    layout = forward.kv_layout
+    shape = (1, layout.n_heads, capacity_for(length), layout.head_dim)
     kv = []
-    for _ in range(config.n_full_attention_layers):
-        keys, values = (mx.random.normal(shape).astype(dtype) for _ in range(2))
-        kv.append(KvRows(keys, values, length))
+    for _ in empty.kv:
+        keys, values = (mx.random.normal(shape).astype(layout.dtype) for _ in range(2))
+        kv.append(KvRows(layout, layout.encode(keys, values), length))
     layers = [Recurrent(mx.zeros_like(r.window), mx.zeros_like(r.matrix) + 0.01) for r in empty.recurrent]
     state = State(kv, layers, length)
     mx.eval(*state.arrays)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -10,6 +13,23 @@ from model.elementwise import Elementwise
 from model.kv import KvRows
 from model.projection import Projection
 from model.softmax_attention import Attend, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroup:
+    """Sequences of a batch that stand in common, left-padded buffers.
+
+    Attributes:
+        members: [b] rows of the batch that are these sequences, in the buffers' order.
+        kv: one for each full-attention layer; they grow by the step.
+        offset: the sequences' positions, one for all or [b].
+        mask: [b, 1, 1, length] after the step, True where a column is no padding; None if there is none.
+    """
+
+    members: mx.array
+    kv: Sequence[KvRows]
+    offset: int | mx.array
+    mask: mx.array | None
 
 
 class Attention:
@@ -24,26 +44,53 @@ class Attention:
         self._n_kv_heads = config.n_kv_heads
         self._scale = config.head_dim**-0.5
 
-    def __call__(self, x: mx.array, rows: KvRows, offset: int | mx.array, mask: Mask) -> mx.array:
-        """Append T tokens to each of B sequences and attend over everything.
+    def prefill(self, x: mx.array, rows: KvRows) -> mx.array:
+        """Append T tokens [1, T, H] to one sequence and attend over everything; returns [1, T, H]."""
+        q, k, v, gate = self._project(x)
+        mask: Mask = "causal" if x.shape[1] > 1 else None
+        return self._mix(self._over(q, k, v, rows, rows.length, mask), gate)
+
+    def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
+        """Append one token to each of B sequences and attend over everything.
 
         Args:
-            x: [B, T, H].
-            rows: grows by T.
-            offset: position of the first of the T tokens; one for all, or [B].
-            mask: ``causal``, None, or [B, 1, 1, length] with True where a row may be seen.
+            x: [B, 1, H].
+            groups: the sequences that share padded buffers; together they are all B.
+            layer: which of the groups' rows belong to this layer.
 
         Returns:
-            [B, T, H].
+            [B, 1, H].
         """
+        q, k, v, gate = self._project(x)
+        if len(groups) == 1:
+            group = groups[0]
+            return self._mix(self._over(q, k, v, group.kv[layer], group.offset, group.mask), gate)
+        outs = []
+        for group in groups:
+            at = group.members
+            outs.append(self._over(q[at], k[at], v[at], group.kv[layer], group.offset, group.mask))
+        order = mx.argsort(mx.concatenate([group.members for group in groups]))
+        return self._mix(mx.concatenate(outs)[order], gate)
+
+    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""
         n_seqs, n_tokens, _ = x.shape
         q, k, v = self._inputs(x)
         q, gate = mx.split(q.reshape(n_seqs, n_tokens, self._n_heads, -1), 2, axis=-1)
-        k, v = (rows_.reshape(n_seqs, n_tokens, self._n_kv_heads, -1) for rows_ in (k, v))
-        q = self._block.rope(self._block.q_norm(q).transpose(0, 2, 1, 3), offset=offset)
-        k = self._block.rope(self._block.k_norm(k).transpose(0, 2, 1, 3), offset=offset)
-        keys, values = rows.append(k, v.transpose(0, 2, 1, 3))
-        out = self._attend(q, keys, values, self._scale, mask)
-        out = out.transpose(0, 2, 1, 3).reshape(n_seqs, n_tokens, -1)
-        mixed: mx.array = self._block.o_proj(out * self._math.sigmoid(gate.reshape(out.shape)))
+        k, v = (side.reshape(n_seqs, n_tokens, self._n_kv_heads, -1) for side in (k, v))
+        return self._block.q_norm(q), self._block.k_norm(k), v, gate
+
+    def _over(
+        self, q: mx.array, k: mx.array, v: mx.array, rows: KvRows, offset: int | mx.array, mask: Mask
+    ) -> mx.array:
+        """Turn q and k to their positions, append, attend: [B, T, Hq, D]."""
+        q, k, v = (side.transpose(0, 2, 1, 3) for side in (q, k, v))
+        keys, values = rows.append(self._block.rope(k, offset=offset), v)
+        out = self._attend(self._block.rope(q, offset=offset), keys, values, self._scale, mask)
+        return out.transpose(0, 2, 1, 3)
+
+    def _mix(self, out: mx.array, gate: mx.array) -> mx.array:
+        """Gate the heads' outputs [B, T, Hq, D] and project them to [B, T, H]."""
+        gated = (out * self._math.sigmoid(gate)).reshape(*out.shape[:2], -1)
+        mixed: mx.array = self._block.o_proj(gated)
         return mixed

@@ -2,99 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
+from model.attention import StepGroup
 from model.kv import KvRows, merge
-from model.softmax_attention import Mask
 from model.state import Checkpoint, Recurrent, State
 
-Step = Callable[[mx.array, Sequence[KvRows], list[Recurrent], int | mx.array, Mask], mx.array]
+Step = Callable[[mx.array, Sequence[StepGroup], list[Recurrent]], mx.array]
+
+# Sequences share padded buffers while the padding at most doubles them, or hardly matters.
+_SMALL = 1024
+
+
+@dataclass(slots=True)
+class _Group:
+    """Members whose KV rows stand in common buffers, flush right.
+
+    Attributes:
+        keys: in the order of the buffers' rows.
+        kv: one for each full-attention layer.
+        padding: columns on the left of each member; it never changes while the group lasts.
+    """
+
+    keys: tuple[int, ...]
+    kv: list[KvRows]
+    padding: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(rows.n_bytes for rows in self.kv)
+
+    def rows_of(self, key: int, n_rows: int) -> list[KvRows]:
+        """The first ``n_rows`` rows of a member, in buffers of their own."""
+        at = self.keys.index(key)
+        return [rows.row(at, self.padding[at], n_rows) for rows in self.kv]
 
 
 class DecodeBatch:
     """Owns the states of its members from :meth:`join` to :meth:`leave`.
 
-    Members stand in one padded buffer per layer, their rows flush to the right, so that a step writes
-    one column for all. Joins and leaves are only noted; the buffers are rebuilt at the next step. A
-    lone member keeps the buffers it came with.
+    Members of like length stand in one padded buffer per layer, so that a step writes one column for
+    all. Joins and leaves are only noted; buffers are rebuilt at the next step, those of the groups that
+    changed. A lone member keeps the buffers it came with.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._keys: list[int] = []
-        self._lengths: list[int] = []
-        self._kv: list[KvRows] = []
-        self._recurrent: list[Recurrent] = []
-        # Rows of the buffers that belong to self._keys[: len(self._live)], in order.
-        self._live: list[int] = []
-        self._joined: list[State] = []
-        self._n_rows = 0
+        self._lengths: dict[int, int] = {}  # by key, in the order of joining
+        self._joined: dict[int, State] = {}  # members that no step has seen yet
+        self._groups: list[_Group] = []
+        self._recurrent: list[Recurrent] = []  # rows of self._rows, in order
+        self._rows: tuple[int, ...] = ()
+        self._members: list[mx.array] = []  # of each group, in rows of a step
+        self._padding: list[mx.array | None] = []  # of each group; None where there is none
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """The members, in the order of the rows of a step."""
-        return tuple(self._keys)
+        """The members, in the order of joining, which is that of the rows of a step."""
+        return tuple(self._lengths)
 
     @property
     def n_bytes(self) -> int:
         """Bytes held for the members, padding included."""
-        held = sum(rows.n_bytes for rows in self._kv) + sum(layer.n_bytes for layer in self._recurrent)
-        return held + sum(state.n_bytes for state in self._joined)
+        held = sum(group.n_bytes for group in self._groups) + sum(layer.n_bytes for layer in self._recurrent)
+        return held + sum(state.n_bytes for state in self._joined.values())
 
     def n_bytes_of(self, key: int) -> int:
-        """The member's part of :attr:`n_bytes`; the parts add up to the whole."""
-        at = self._keys.index(key)
-        if at >= len(self._live):
-            return self._joined[at - len(self._live)].n_bytes
-        merged = self.n_bytes - sum(state.n_bytes for state in self._joined)
-        share, rest = divmod(merged, len(self._live))
-        return share + (rest if at == 0 else 0)
+        """The member's part of :attr:`n_bytes`; the parts of all add up to the whole."""
+        if key in self._joined:
+            return self._joined[key].n_bytes
+        group = self._group_of(key)
+        recurrent = sum(layer.n_bytes for layer in self._recurrent)
+        return self._part(key, group.n_bytes, group.keys) + self._part(key, recurrent, self._rows)
 
     def length(self, key: int) -> int:
         """Tokens fed to member ``key``."""
-        return self._lengths[self._keys.index(key)]
+        return self._lengths[key]
 
     def join(self, key: int, state: State) -> None:
         """Take ``state`` over as member ``key``, last in order."""
-        assert key not in self._keys
+        assert key not in self._lengths
         state.check()
-        self._keys.append(key)
-        self._lengths.append(state.length)
-        self._joined.append(state)
+        self._lengths[key] = state.length
+        self._joined[key] = state
 
     def leave(self, key: int) -> State:
         """Give member ``key`` back as a state that stands alone, evaluated."""
-        at = self._keys.index(key)
-        if at >= len(self._live):
-            state = self._joined.pop(at - len(self._live))
-        else:
-            state = self._extract(at)
-            self._live.pop(at)
-            if not self._live:
-                self._kv, self._recurrent, self._n_rows = [], [], 0
-        self._keys.pop(at)
-        self._lengths.pop(at)
+        state = self._joined.pop(key) if key in self._joined else self._take(key)
+        del self._lengths[key]
+        # Its row stays in the buffers until the next step, unless nobody else is left in them.
+        self._groups = [group for group in self._groups if any(map(self._is_settled, group.keys))]
+        if not self._groups:
+            self._recurrent, self._rows = [], ()
         mx.eval(*state.arrays)
         return state
 
     def snapshot(self, key: int) -> Checkpoint:
         """The recurrent states of member ``key`` now, evaluated, in buffers of their own."""
-        at = self._keys.index(key)
-        if at >= len(self._live):
-            return self._joined[at - len(self._live)].snapshot()
-        checkpoint = Checkpoint(self._lengths[at], tuple(self._recurrent_row(self._live[at])))
+        if key in self._joined:
+            return self._joined[key].snapshot()
+        checkpoint = Checkpoint(self._lengths[key], tuple(self._recurrent_of(key)))
         mx.eval(*checkpoint.arrays)
         return checkpoint
 
     def fork(self, key: int, checkpoint: Checkpoint) -> State:
         """A state of its own at ``checkpoint``, taken on member ``key``, which goes on undisturbed."""
-        at = self._keys.index(key)
-        if at >= len(self._live):
-            return self._joined[at - len(self._live)].fork(checkpoint)
-        row, length = self._live[at], self._lengths[at]
-        kv = [rows.row(row, length).copy(checkpoint.length) for rows in self._kv]
+        if key in self._joined:
+            return self._joined[key].fork(checkpoint)
+        kv = self._group_of(key).rows_of(key, checkpoint.length)
         forked = State(kv, list(checkpoint.layers), checkpoint.length)
         mx.eval(*forked.arrays)
         return forked
@@ -108,48 +126,82 @@ class DecodeBatch:
         Returns:
             Logits [B, V], float32, lazy.
         """
-        assert tokens.shape == (len(self._keys),)
-        self._settle()
-        offset, mask = self._positions()
-        logits = self._step(tokens, self._kv, self._recurrent, offset, mask)
-        self._lengths = [n + 1 for n in self._lengths]
+        assert tokens.shape == (len(self._lengths),)
+        if self._rows != self.keys:
+            self._settle()
+        logits = self._step(tokens, self._positions(), self._recurrent)
+        for key in self._lengths:
+            self._lengths[key] += 1
         return logits
 
-    def _positions(self) -> tuple[int | mx.array, Mask]:
-        """Each member's position, and which columns of the buffers it may see after this step."""
-        if len(set(self._lengths)) == 1:
-            return self._lengths[0], None
-        n_columns = max(self._lengths) + 1
-        lengths = mx.array(self._lengths)
-        first = n_columns - 1 - lengths  # the padding is on the left
-        mask = mx.arange(n_columns)[None, :] >= first[:, None]
-        return lengths, mask[:, None, None, :]
+    def _positions(self) -> list[StepGroup]:
+        """Each group's positions, and which columns of the buffers its members may see after this step."""
+        found = []
+        for group, members, padding in zip(self._groups, self._members, self._padding, strict=True):
+            n_columns = self._lengths[group.keys[0]] + group.padding[0]
+            if padding is None:
+                found.append(StepGroup(members, group.kv, n_columns, None))
+            else:
+                mask = mx.arange(n_columns + 1) >= padding[:, None]
+                found.append(StepGroup(members, group.kv, n_columns - padding, mask[:, None, None, :]))
+        return found
 
     def _settle(self) -> None:
-        """Bring the buffers in line with the membership."""
-        if not self._joined and len(self._live) == self._n_rows:
-            return
-        states = [self._extract(at) for at in range(len(self._live))] + self._joined
-        self._joined = []
-        self._kv = [merge(layer) for layer in zip(*(state.kv for state in states), strict=True)]
-        self._recurrent = [
-            _stack(layer) for layer in zip(*(state.recurrent for state in states), strict=True)
+        """Bring groups and rows in line with the membership."""
+        rows = [
+            self._joined[key].recurrent if key in self._joined else self._recurrent_of(key)
+            for key in self._lengths
         ]
-        self._n_rows = len(states)
-        self._live = list(range(len(states)))
+        wanted = list(_partition(self._lengths))
+        kept = {group.keys: group for group in self._groups if all(map(self._is_settled, group.keys))}
+        self._groups = [kept.get(keys) or self._build(keys) for keys in wanted]
+        self._recurrent = [_stack(layer) for layer in zip(*rows, strict=True)]
+        self._rows = self.keys
+        self._joined = {}
+        self._members = [mx.array([self._rows.index(key) for key in group.keys]) for group in self._groups]
+        self._padding = [mx.array(group.padding) if any(group.padding) else None for group in self._groups]
 
-    def _extract(self, at: int) -> State:
-        """Member ``at`` on its own; alone it keeps the buffers, else they are copied."""
-        row, length = self._live[at], self._lengths[at]
-        if self._n_rows == 1:
-            return State(self._kv, self._recurrent, length)
-        return State([rows.row(row, length) for rows in self._kv], self._recurrent_row(row), length)
+    def _build(self, keys: tuple[int, ...]) -> _Group:
+        """Buffers for a group that was not there before, from where its members stand now."""
+        sources = [self._joined[key].kv if key in self._joined else self._take(key).kv for key in keys]
+        longest = max(self._lengths[key] for key in keys)
+        padding = tuple(longest - self._lengths[key] for key in keys)
+        return _Group(keys, [merge(layer) for layer in zip(*sources, strict=True)], padding)
 
-    def _recurrent_row(self, row: int) -> list[Recurrent]:
-        rows = (
-            Recurrent(layer.window[row : row + 1], layer.matrix[row : row + 1]) for layer in self._recurrent
-        )
+    def _is_settled(self, key: int) -> bool:
+        """Whether ``key`` is a member that stands in the buffers."""
+        return key in self._lengths and key not in self._joined
+
+    def _part(self, key: int, n_bytes: int, sharers: Iterable[int]) -> int:
+        """An even part of ``n_bytes``; what does not divide is the first one's."""
+        settled = [other for other in sharers if self._is_settled(other)]
+        return n_bytes // len(settled) + (n_bytes % len(settled) if key == settled[0] else 0)
+
+    def _group_of(self, key: int) -> _Group:
+        return next(group for group in self._groups if key in group.keys)
+
+    def _take(self, key: int) -> State:
+        """A settled member on its own; alone in its group it keeps the buffers, else they are copied."""
+        group, length = self._group_of(key), self._lengths[key]
+        kv = group.kv if len(group.keys) == 1 else group.rows_of(key, length)
+        return State(kv, self._recurrent_of(key), length)
+
+    def _recurrent_of(self, key: int) -> list[Recurrent]:
+        at = self._rows.index(key)
+        if len(self._rows) == 1:
+            return self._recurrent
+        rows = (Recurrent(layer.window[at : at + 1], layer.matrix[at : at + 1]) for layer in self._recurrent)
         return [layer.detached() for layer in rows]
+
+
+def _partition(lengths: dict[int, int]) -> Iterable[tuple[int, ...]]:
+    """Groups of keys of like length, in the order of joining within each."""
+    rest = sorted(lengths, key=lambda key: lengths[key], reverse=True)
+    while rest:
+        longest = lengths[rest[0]]
+        near = {key for key in rest if 2 * lengths[key] >= longest or longest <= _SMALL}
+        yield tuple(key for key in lengths if key in near)
+        rest = [key for key in rest if key not in near]
 
 
 def _stack(layers: Sequence[Recurrent]) -> Recurrent:

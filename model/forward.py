@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from model.attention import Attention
+from model.attention import Attention, StepGroup
 from model.backend import BackendKind
 from model.batch import DecodeBatch
 from model.config import ModelConfig
@@ -18,9 +18,9 @@ from model.delta_rule import delta_rule_for
 from model.elementwise import elementwise_for
 from model.feed_forward import FeedForward
 from model.fingerprint import ModelFingerprint
-from model.kv import KvRows, capacity_for
+from model.kv import KvLayout, capacity_for
 from model.linear_attention import LinearAttention
-from model.softmax_attention import Mask, attend_for
+from model.softmax_attention import attend_for
 from model.state import Checkpoint, Recurrent, State
 from model.weights import parameters
 
@@ -66,17 +66,18 @@ class Forward:
         self._feed_forward = [FeedForward(layer.mlp, math) for layer in model.model.layers]
         self._model = model
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
-        self._dtype: mx.Dtype = getattr(mx, fingerprint.dtype)
+        self.kv_layout = KvLayout(
+            config.n_kv_heads, config.head_dim, getattr(mx, fingerprint.dtype), fingerprint.kv_bits
+        )
 
     def new_state(self) -> State:
         """The state before any token."""
-        return State.empty(self.config, self._dtype)
+        return State.empty(self.config, self.kv_layout)
 
     def state_bytes(self, n_tokens: int) -> int:
         """Bytes of a state that stands for ``n_tokens``."""
-        empty = self.new_state()
-        per_row = 2 * self.config.n_full_attention_layers * self.config.kv_dim * self._dtype.size
-        return empty.n_bytes + capacity_for(n_tokens) * per_row
+        rows = self.config.n_full_attention_layers * capacity_for(n_tokens)
+        return self.new_state().n_bytes + rows * self.kv_layout.row_bytes
 
     def new_batch(self) -> DecodeBatch:
         """A batch without sequences."""
@@ -128,31 +129,25 @@ class Forward:
                 after.append(end)
                 captured.append(layer_captured)
             else:
-                mixed = mixer(h, next(rows), start, "causal" if n_tokens > 1 else None)
+                mixed = mixer.prefill(h, next(rows))
             x = x + mixed
             x = x + feed_forward(layer.post_attention_layernorm(x))
         state.recurrent = after
         state.position += n_tokens
         return x, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
 
-    def _step(
-        self,
-        ids: mx.array,
-        kv: Sequence[KvRows],
-        recurrent: list[Recurrent],
-        offset: int | mx.array,
-        mask: Mask,
-    ) -> mx.array:
+    def _step(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """One token to each of B sequences, lazily: ids [B] to logits [B, V]; the states advance."""
-        rows, index = iter(kv), 0
+        n_full = n_linear = 0
         x = self._model.model.embed_tokens(ids[:, None])
         for layer, mixer, feed_forward in self._layers():
             h = layer.input_layernorm(x)
             if isinstance(mixer, LinearAttention):
-                mixed, recurrent[index] = mixer.step(h, recurrent[index])
-                index += 1
+                mixed, recurrent[n_linear] = mixer.step(h, recurrent[n_linear])
+                n_linear += 1
             else:
-                mixed = mixer(h, next(rows), offset, mask)
+                mixed = mixer.step(h, groups, n_full)
+                n_full += 1
             x = x + mixed
             x = x + feed_forward(layer.post_attention_layernorm(x))
         return self._logits(x)[:, 0]

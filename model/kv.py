@@ -1,13 +1,16 @@
-"""The keys and values one full-attention layer has seen of one sequence, in a buffer with room to grow."""
+"""The keys and values one full-attention layer has seen, in buffers with room to grow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 STEP = 256
 _GROWTH = 8  # a long buffer grows by an eighth, so that appending stays linear
+
+Buffers = tuple[mx.array, ...]
 
 
 def capacity_for(n_rows: int) -> int:
@@ -16,47 +19,104 @@ def capacity_for(n_rows: int) -> int:
     return -(-wanted // STEP) * STEP
 
 
-class KvRows:
-    """Keys and values [B, H, capacity, D] of which the first ``length`` columns are in use.
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How rows are stored.
 
-    One sequence has B = 1; in a batch the shorter ones are padded on the left.
-
-    MLX assigns to a slice in place only while nobody else holds the array: this object is the
-    buffers' one owner and hands out views for the moment.
+    Attributes:
+        n_heads, head_dim: of the keys, and of the values.
+        dtype: what the rows are computed in.
+        bits: 0 to store them in ``dtype``; 8 or 4 to store them in groups with a scale and an offset.
     """
 
-    def __init__(self, keys: mx.array, values: mx.array, length: int) -> None:
-        self.keys = keys
-        self.values = values
+    n_heads: int
+    head_dim: int
+    dtype: mx.Dtype
+    bits: int = 0
+
+    @property
+    def group_size(self) -> int:
+        """Numbers that share a scale."""
+        return next(size for size in (64, 32) if self.head_dim % size == 0)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        width = self.n_heads * self.head_dim
+        if not self.bits:
+            return 2 * width * self.dtype.size
+        return 2 * (width * self.bits // 8 + 2 * width // self.group_size * self.dtype.size)
+
+    def encode(self, keys: mx.array, values: mx.array) -> Buffers:
+        """Rows [B, H, n, D] in the form they are stored in."""
+        if not self.bits:
+            return keys, values
+        return (*self._quantize(keys), *self._quantize(values))
+
+    def decode(self, buffers: Buffers) -> tuple[mx.array, mx.array]:
+        """Keys and values [B, H, n, D] of stored rows."""
+        if not self.bits:
+            return buffers[0], buffers[1]
+        return self._dequantize(buffers[:3]), self._dequantize(buffers[3:])
+
+    def empty(self) -> Buffers:
+        """No rows and no room, for one sequence."""
+        nothing = mx.zeros((1, self.n_heads, 0, self.head_dim), self.dtype)
+        if not self.bits:
+            return nothing, nothing
+        packed = mx.zeros((1, self.n_heads, 0, self.head_dim * self.bits // 32), mx.uint32)
+        scales = mx.zeros((1, self.n_heads, 0, self.head_dim // self.group_size), self.dtype)
+        return (packed, scales, scales) * 2
+
+    def _quantize(self, rows: mx.array) -> Buffers:
+        packed, scales, offsets = mx.quantize(rows, self.group_size, self.bits)
+        return packed, scales, offsets
+
+    def _dequantize(self, stored: Buffers) -> mx.array:
+        packed, scales, offsets = stored
+        return mx.dequantize(packed, scales, offsets, self.group_size, self.bits)
+
+
+class KvRows:
+    """Rows of B sequences, [B, H, capacity, ...], of which the first ``length`` columns are in use.
+
+    One sequence has B = 1; in a batch the shorter ones are padded on the left. MLX assigns to a slice in
+    place only while nobody else holds the array: this object is the buffers' one owner and hands out
+    views for the moment.
+    """
+
+    def __init__(self, layout: KvLayout, buffers: Buffers, length: int) -> None:
+        self.layout = layout
         self.length = length
+        self._buffers = buffers
 
     @classmethod
-    def empty(cls, n_heads: int, head_dim: int, dtype: mx.Dtype) -> KvRows:
+    def empty(cls, layout: KvLayout) -> KvRows:
         """No rows and no room yet, for one sequence."""
-        nothing = mx.zeros((1, n_heads, 0, head_dim), dtype)
-        return cls(nothing, nothing, 0)
+        return cls(layout, layout.empty(), 0)
 
     @property
     def capacity(self) -> int:
-        return int(self.keys.shape[2])
+        return int(self._buffers[0].shape[2])
 
     @property
     def n_bytes(self) -> int:
-        return int(self.keys.nbytes + self.values.nbytes)
+        return sum(int(buffer.nbytes) for buffer in self._buffers)
 
     @property
-    def arrays(self) -> tuple[mx.array, ...]:
+    def arrays(self) -> Buffers:
         """What has to be evaluated for this object to be up to date."""
-        return (self.keys, self.values)
+        return self._buffers
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add rows [1, H, n, D]; returns views [1, H, length, D] of everything valid."""
+        """Add rows [B, H, n, D]; returns keys and values [B, H, length, D] of everything in use."""
         start, end = self.length, self.length + keys.shape[2]
-        self._reserve(end)
-        self.keys[:, :, start:end] = keys
-        self.values[:, :, start:end] = values
+        if end > self.capacity:
+            self._buffers = self._grown(end)
+        for buffer, rows in zip(self._buffers, self.layout.encode(keys, values), strict=True):
+            buffer[:, :, start:end] = rows
         self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.layout.decode(self._used(slice(None), 0, end))
 
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from ``n_rows`` on; their memory stays reserved."""
@@ -66,19 +126,20 @@ class KvRows:
     def copy(self, n_rows: int) -> KvRows:
         """The first ``n_rows`` rows in buffers of their own."""
         assert 0 <= n_rows <= self.length
-        return _padded([self.keys[:, :, :n_rows]], [self.values[:, :, :n_rows]], n_rows)
+        return _padded(self.layout, [self._used(slice(None), 0, n_rows)], n_rows)
 
-    def row(self, index: int, n_rows: int) -> KvRows:
-        """Sequence ``index`` of a batch, its last ``n_rows`` columns, in buffers of its own."""
-        where = (slice(index, index + 1), slice(None), slice(self.length - n_rows, self.length))
-        return _padded([self.keys[where]], [self.values[where]], n_rows)
+    def row(self, index: int, n_padding: int, n_rows: int) -> KvRows:
+        """Sequence ``index`` of a batch, ``n_rows`` columns after its padding, in buffers of its own."""
+        assert n_padding + n_rows <= self.length
+        used = self._used(slice(index, index + 1), n_padding, n_padding + n_rows)
+        return _padded(self.layout, [used], n_rows)
 
-    def _reserve(self, n_rows: int) -> None:
-        if n_rows <= self.capacity:
-            return
+    def _used(self, which: slice, start: int, end: int) -> Buffers:
+        return tuple(buffer[which, :, start:end] for buffer in self._buffers)
+
+    def _grown(self, n_rows: int) -> Buffers:
         room = capacity_for(n_rows) - self.length
-        self.keys = _with_room(self.keys[:, :, : self.length], 0, room)
-        self.values = _with_room(self.values[:, :, : self.length], 0, room)
+        return tuple(_with_room(used, 0, room) for used in self._used(slice(None), 0, self.length))
 
 
 def merge(sequences: Sequence[KvRows]) -> KvRows:
@@ -86,17 +147,18 @@ def merge(sequences: Sequence[KvRows]) -> KvRows:
     if len(sequences) == 1:
         return sequences[0]
     length = max(rows.length for rows in sequences)
-    keys = [rows.keys[:, :, : rows.length] for rows in sequences]
-    values = [rows.values[:, :, : rows.length] for rows in sequences]
-    return _padded(keys, values, length)
+    used = [rows._used(slice(None), 0, rows.length) for rows in sequences]
+    return _padded(sequences[0].layout, used, length)
 
 
-def _padded(keys: list[mx.array], values: list[mx.array], length: int) -> KvRows:
-    """Stack sequences [1, H, n <= length, D], flush right at column ``length``, with room to grow."""
+def _padded(layout: KvLayout, sequences: Sequence[Buffers], length: int) -> KvRows:
+    """Stack sequences of at most ``length`` rows, flush right at that column, with room to grow."""
     room = capacity_for(length) - length
-    parts = [[_with_room(x, length - x.shape[2], room) for x in side] for side in (keys, values)]
-    stacked = [side[0] if len(side) == 1 else mx.concatenate(side) for side in parts]
-    return KvRows(stacked[0], stacked[1], length)
+    stacked = []
+    for parts in zip(*sequences, strict=True):
+        padded = [_with_room(part, length - part.shape[2], room) for part in parts]
+        stacked.append(padded[0] if len(padded) == 1 else mx.concatenate(padded))
+    return KvRows(layout, tuple(stacked), length)
 
 
 def _with_room(x: mx.array, before: int, after: int) -> mx.array:

@@ -24,13 +24,16 @@ from model.weights import Weights, canonical, parameters, without_leftovers
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
-def load(path: Path, *, adapter_path: Path | None = None, dtype: str | None = None) -> Forward:
+def load(
+    path: Path, *, adapter_path: Path | None = None, dtype: str | None = None, kv_bits: int | None = None
+) -> Forward:
     """The model in directory ``path``, its weights in memory. Call on the thread that will run it.
 
     Args:
         path: a directory with ``config.json`` and ``*.safetensors``.
         adapter_path: a directory with a LoRA or DoRA adapter in mlx-lm's format.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None takes what suits the device.
+        kv_bits: 8 or 4 to store keys and values in so many bits each; None keeps them in ``dtype``.
 
     Raises:
         CheckpointError: not a Qwen3.5-family checkpoint, or files are missing or do not fit.
@@ -47,6 +50,7 @@ def load(path: Path, *, adapter_path: Path | None = None, dtype: str | None = No
         model=hash_files([path / "config.json", *path.glob("*.safetensors")]),
         adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
         dtype=str(compute).removeprefix("mlx.core."),
+        kv_bits=_checked_bits(kv_bits, config),
     )
     return Forward(model.language_model, config, fingerprint, backend.kind)
 
@@ -112,6 +116,17 @@ def _cast(model: nn.Module, name: str | None) -> mx.Dtype:
 
     model.update(tree_map_with_path(cast, model.parameters()))
     return dtype
+
+
+def _checked_bits(kv_bits: int | None, config: ModelConfig) -> int:
+    """The width stored keys and values have; 0 for no quantisation."""
+    if kv_bits is None:
+        return 0
+    if kv_bits not in (4, 8):
+        raise CheckpointError(f"keys and values can be stored in 8 or 4 bits, not in {kv_bits}")
+    if config.head_dim % 32:
+        raise CheckpointError(f"heads {config.head_dim} wide do not divide into groups of 32 to quantise")
+    return kv_bits
 
 
 def _one_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from model.config import ModelConfig
-from model.kv import KvRows
+from model.kv import KvLayout, KvRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,12 @@ class State:
         self.position = position
 
     @classmethod
-    def empty(cls, config: ModelConfig, dtype: mx.Dtype) -> State:
+    def empty(cls, config: ModelConfig, layout: KvLayout) -> State:
         """The state before any token."""
-        window = mx.zeros((1, config.conv_kernel - 1, config.conv_dim), dtype)
+        window = mx.zeros((1, config.conv_kernel - 1, config.conv_dim), layout.dtype)
         matrix = mx.zeros((1, config.n_value_heads, config.value_head_dim, config.key_head_dim), mx.float32)
         n_recurrent = config.n_layers - config.n_full_attention_layers
-        kv = [
-            KvRows.empty(config.n_kv_heads, config.head_dim, dtype)
-            for _ in range(config.n_full_attention_layers)
-        ]
+        kv = [KvRows.empty(layout) for _ in range(config.n_full_attention_layers)]
         return cls(kv, [Recurrent(window, matrix)] * n_recurrent, 0)
 
     @property

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest import mock
+
 import mlx.core as mx
 import numpy as np
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model import batch as batch_module
 from model.batch import DecodeBatch
 from model.forward import Forward
 from model.load import load
@@ -19,6 +23,13 @@ LENGTHS = (5, 40, 64, 3, 130)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Forward:
     return load(tiny.write_text(tmp_path_factory.mktemp("dense")))
+
+
+@pytest.fixture(params=[1024, 8], autouse=True)
+def small(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With the second value sequences this short already part into groups of like length."""
+    with mock.patch.object(batch_module, "_SMALL", request.param):
+        yield
 
 
 def prompt(key: int) -> np.ndarray:
@@ -98,6 +109,61 @@ def test_a_snapshot_in_the_middle_of_decoding_can_be_returned_to(model: Forward)
     assert int(mx.argmax(logits)) == company.replies[1][2]
 
 
+def test_the_bytes_of_the_members_add_up_to_those_of_the_batch(model: Forward) -> None:
+    company = Company(model)
+    for key in range(5):
+        company.join(key)
+        if key % 2:
+            company.step()
+    for _ in range(2):
+        batch = company.batch
+        assert sum(batch.n_bytes_of(key) for key in batch.keys) == batch.n_bytes
+        batch.leave(batch.keys[1])
+
+
+def test_a_fork_of_a_member_starts_where_its_checkpoint_stands(model: Forward) -> None:
+    company = Company(model)
+    for key in range(3):
+        company.join(key)
+        company.step()
+    checkpoint = company.batch.snapshot(1)
+    company.step()
+    fork = company.batch.fork(1, checkpoint)
+    fork.check()
+    company.step()
+    n = checkpoint.length - LENGTHS[1]
+    logits = model.prefill(fork, np.array(company.replies[1][n : n + 1], np.uint32)).logits
+    assert int(mx.argmax(logits)) == company.replies[1][n + 1]
+    for key, reply in company.replies.items():
+        assert reply == alone(model, key, len(reply))
+
+
+def test_a_key_that_leaves_and_comes_back_as_another_sequence_is_that_one(model: Forward) -> None:
+    company = Company(model)
+    for key in (0, 1):
+        company.join(key)
+    company.step()
+    company.batch.leave(0)
+    state = model.new_state()
+    model.prefill(state, prompt(2))
+    company.batch.join(0, state)
+    logits = company.batch.step(mx.array([company.replies[1][-1], 7], mx.uint32))
+    fresh = model.prefill(model.new_state(), np.append(prompt(2), np.uint32(7))).logits
+    assert np.allclose(logits[1], fresh, atol=1e-3)
+
+
+def test_a_long_sequence_does_not_pad_short_ones_to_its_length(model: Forward) -> None:
+    states = {key: model.new_state() for key in range(3)}
+    for key, state in states.items():
+        model.prefill(state, np.zeros(3000 if key == 0 else 10, np.uint32))
+    alone_bytes = sum(state.n_bytes for state in states.values())
+    batch = model.new_batch()
+    for key, state in states.items():
+        batch.join(key, state)
+    batch.step(mx.zeros((3,), mx.uint32))
+    assert batch.n_bytes <= alone_bytes
+
+
 def test_a_lone_member_keeps_its_buffers(model: Forward) -> None:
     state = model.new_state()
     model.prefill(state, prompt(1))
@@ -132,7 +198,7 @@ def test_an_empty_batch_holds_nothing(model: Forward) -> None:
     assert company.batch.n_bytes == 0
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=st.lists(st.sampled_from(["step", "join", "leave", "return"]), max_size=14))
 def test_any_order_of_joins_and_leaves_gives_the_replies_of_sequences_alone(
     model: Forward, moves: list[str]

@@ -1,4 +1,4 @@
-"""The chunkwise delta rule against the recurrence, token by token, in float64."""
+"""Every implementation of the delta rule against the recurrence, token by token, in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from model.gdn import chunked_delta_rule, delta_rule_step, unit_lower_inverse
+from model import gdn_cuda
+from model.backend import detect
+from model.delta_rule import Chunked, DeltaRule, MetalKernel
+from model.elementwise import elementwise_for
+from model.gdn import unit_lower_inverse
 
 
 @dataclass
@@ -24,7 +28,7 @@ class Inputs:
         return [mx.array(x.astype(np.float32)) for x in vars(self).values()]
 
 
-def inputs(n: int, hk: int = 2, hv: int = 4, dk: int = 16, dv: int = 24, likeness: float = 0.0) -> Inputs:
+def inputs(n: int, hk: int = 2, hv: int = 4, dk: int = 32, dv: int = 48, likeness: float = 0.0) -> Inputs:
     """Random inputs; ``likeness`` near 1 makes all keys point the same way, as repeated text does."""
     random = np.random.default_rng(n)
     common = random.standard_normal((1, hk, dk))
@@ -54,45 +58,77 @@ def recurrence(x: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
     return np.stack(outs), states
 
 
+def rules() -> dict[str, DeltaRule]:
+    """Every implementation this machine can run."""
+    kind = detect().kind
+    found: dict[str, DeltaRule] = {
+        "array operations": Chunked(mx.exp),
+        "polynomial exponential": Chunked(elementwise_for("cpu").exp),
+    }
+    if kind == "cuda":
+        found["CUDA kernel"] = Chunked(mx.exp, gdn_cuda.carry)
+    if kind == "metal":
+        found["Metal kernel"] = MetalKernel()
+    return found
+
+
+@pytest.fixture(params=rules())
+def rule(request: pytest.FixtureRequest) -> DeltaRule:
+    return rules()[request.param]
+
+
 @pytest.mark.parametrize("n", [1, 2, 16, 17, 33, 48, 63, 64, 65, 127, 128, 200])
 @pytest.mark.parametrize("heads", [(1, 1), (2, 4), (2, 2), (1, 3)])
-def test_chunks_give_what_the_recurrence_gives(n: int, heads: tuple[int, int]) -> None:
+def test_many_tokens_at_once_give_what_the_recurrence_gives(
+    n: int, heads: tuple[int, int], rule: DeltaRule
+) -> None:
     x = inputs(n, *heads)
     wanted, states = recurrence(x)
-    captures = range(1, n + 1)
-    out, state, captured = chunked_delta_rule(*x.arrays(), captures)
+    out, state, captured = rule.many(*x.arrays(), range(1, n + 1))
     assert np.allclose(out, wanted, atol=2e-5)
     assert np.allclose(state, states[-1], atol=2e-5)
     for found, exact in zip(captured, states, strict=True):
         assert np.allclose(found, exact, atol=2e-5)
 
 
+@pytest.mark.parametrize("dims", [(32, 16), (64, 64), (128, 128), (96, 32)])
+def test_heads_of_any_width_give_what_the_recurrence_gives(dims: tuple[int, int], rule: DeltaRule) -> None:
+    x = inputs(150, 2, 4, *dims)
+    wanted, states = recurrence(x)
+    out, state, captured = rule.many(*x.arrays(), (64, 100))
+    assert np.allclose(out, wanted, atol=2e-5)
+    assert np.allclose(state, states[-1], atol=2e-5)
+    assert np.allclose(captured[1], states[99], atol=2e-5)
+
+
 @pytest.mark.parametrize("likeness", [0.5, 0.9, 0.99, 0.9999])
-def test_keys_that_resemble_each_other_cost_no_digits(likeness: float) -> None:
+def test_keys_that_resemble_each_other_cost_no_digits(likeness: float, rule: DeltaRule) -> None:
     x = inputs(256, likeness=likeness)
     wanted, states = recurrence(x)
-    out, state, _ = chunked_delta_rule(*x.arrays())
+    out, state, _ = rule.many(*x.arrays(), ())
     assert np.abs(np.array(out) - wanted).max() < 1e-4 * np.abs(wanted).max()
     assert np.abs(np.array(state) - states[-1]).max() < 1e-4 * np.abs(states[-1]).max()
 
 
-def test_decay_to_nothing_neither_overflows_nor_turns_into_nan() -> None:
+def test_decay_to_nothing_neither_overflows_nor_turns_into_nan(rule: DeltaRule) -> None:
     x = inputs(128)
     x.log_decay[:] = -80.0
     wanted, _ = recurrence(x)
-    out, _, _ = chunked_delta_rule(*x.arrays())
+    out, _, _ = rule.many(*x.arrays(), ())
     assert np.allclose(out, wanted, atol=2e-5)
 
 
-def test_steps_give_what_the_recurrence_gives() -> None:
-    x = inputs(20)
-    wanted, states = recurrence(x)
-    q, k, v, log_decay, beta, state = x.arrays()
-    state = state[None]
+def test_steps_of_several_sequences_give_what_the_recurrence_gives(rule: DeltaRule) -> None:
+    sequences = [inputs(20), inputs(21), inputs(22)]
+    wanted = [recurrence(x) for x in sequences]
+    state = mx.stack([x.arrays()[-1] for x in sequences])
     for t in range(20):
-        out, state = delta_rule_step(*(a[t][None] for a in (q, k, v, log_decay, beta)), state)
-        assert np.allclose(out[0], wanted[t], atol=2e-5)
-    assert np.allclose(state[0], states[-1], atol=2e-5)
+        rows = [
+            mx.stack(side) for side in zip(*([a[t] for a in x.arrays()[:-1]] for x in sequences), strict=True)
+        ]
+        out, state = rule.one(*rows, state)
+        assert np.allclose(out, np.stack([outs[t] for outs, _ in wanted]), atol=2e-5)
+    assert np.allclose(state, np.stack([states[19] for _, states in wanted]), atol=2e-5)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])

@@ -203,7 +203,7 @@ def test_bfloat16_computes_in_bfloat16_with_a_float32_recurrent_state(tmp_path: 
     exact, model = logits(load(path)), load(path, dtype="bfloat16")
     state = model.new_state()
     found = np.array(model.prefill(state, IDS).logits)
-    assert state.kv[0].keys.dtype == mx.bfloat16
+    assert state.kv[0].arrays[0].dtype == mx.bfloat16
     assert state.recurrent[0].matrix.dtype == mx.float32
     assert np.abs(found - exact).max() < 0.1 * np.abs(exact).max()
 
