@@ -107,6 +107,10 @@ class EngineLoop:
     def store(self) -> Store:
         return self._store
 
+    def state_bytes(self, n_tokens: int) -> int:
+        """Bytes of the state of a conversation of ``n_tokens``."""
+        return self._forward.state_bytes(n_tokens)
+
     @property
     def has_requests(self) -> bool:
         """Whether a client waits for anything."""
@@ -210,7 +214,7 @@ class EngineLoop:
         if len(replies) + request.n_replies > self._options.max_replies:
             return False
         n_tokens = len(request.prompt.ids) + min(request.max_tokens, _EXPECTED_REPLY_TOKENS)
-        return self._store.can_admit(self._forward.state_bytes(n_tokens) * request.n_replies)
+        return self._store.can_admit(self.state_bytes(n_tokens) * request.n_replies)
 
     def _begin(self, request: GenerationRequest | WarmRequest) -> None:
         """Plan the prompt and take the state that the plan names."""
