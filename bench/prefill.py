@@ -8,12 +8,20 @@ Each side runs in processes of its own, turn about; figures are medians over the
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from sides import CROSSTURN, MLX_LM, MLX_LM_FAST, median_seconds, mlx_lm_copy, prepare_side, run_side
+from sides import (
+    CROSSTURN,
+    MLX_LM,
+    MLX_LM_FAST,
+    as_child,
+    median_seconds,
+    mlx_lm_copy,
+    prepare_side,
+    run_side,
+)
 
 from model.hub import resolve
 
@@ -73,17 +81,5 @@ def mlx_lm(path: Path, prompts: list[np.ndarray]) -> list[float]:
     return [median_seconds(lambda ids=ids: first_token(ids), n_runs=1) for ids in prompts]
 
 
-def as_child() -> bool:
-    """Whether this process is a side; it then prints its figures."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--side")
-    parser.add_argument("--path", type=Path)
-    parser.add_argument("values", type=int, nargs="*")
-    options, _ = parser.parse_known_args()
-    if options.side:
-        print(json.dumps(child(options.side, options.path, options.values)))
-    return bool(options.side)
-
-
-if __name__ == "__main__" and not as_child():
+if __name__ == "__main__" and not as_child(child):
     main()

@@ -1,4 +1,4 @@
-"""Models of real sizes with random weights, and sequences of any length without reading a prompt."""
+"""Models of real sizes with random weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from model.backend import detect
 from model.config import ModelConfig, config_from
 from model.fingerprint import ModelFingerprint
 from model.forward import Forward
-from model.kv import KvRows, capacity_for
-from model.state import Recurrent, State
 
 VOCABULARY = 248_320
 
@@ -77,18 +75,3 @@ def random_modules(name: str, bits: int) -> tuple[nn.Module, ModelConfig]:
 def forward_over(model: nn.Module, config: ModelConfig) -> Forward:
     """Our passes over mlx-lm's modules, which they take apart: nothing else can use them afterwards."""
     return Forward(model.language_model, config, ModelFingerprint(0, 0, "bfloat16"), detect().kind)
-
-
-def filled_state(forward: Forward, length: int) -> State:
-    """A state that stands for ``length`` tokens nobody read."""
-    empty = forward.new_state()
-    layout = forward.kv_layout
-    shape = (1, layout.n_heads, capacity_for(length), layout.head_dim)
-    kv = []
-    for _ in empty.kv:
-        keys, values = (mx.random.normal(shape).astype(layout.dtype) for _ in range(2))
-        kv.append(KvRows(layout, layout.encode(keys, values), length))
-    layers = [Recurrent(mx.zeros_like(r.window), mx.zeros_like(r.matrix) + 0.01) for r in empty.recurrent]
-    state = State(kv, layers, length)
-    mx.eval(*state.arrays)
-    return state

@@ -5,6 +5,7 @@ A bench script calls itself with ``--side NAME``; the child prints its figures a
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -54,3 +55,15 @@ def median_seconds(work: Callable[[], object], n_runs: int = 3) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return sorted(seconds)[n_runs // 2]
+
+
+def as_child(measure: Callable[[str, Path, list[int]], list[float]]) -> bool:
+    """Whether this process is a side; it then prints what ``measure`` finds."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--side")
+    parser.add_argument("--path", type=Path)
+    parser.add_argument("values", type=int, nargs="*")
+    options, _ = parser.parse_known_args()
+    if options.side:
+        print(json.dumps(measure(options.side, options.path, options.values)))
+    return bool(options.side)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from sides import prepare_side
@@ -22,15 +21,13 @@ prepare_side("crossturn")
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
+from filled import decode_seconds, filled_cache, filled_state, stepper, timed  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
-from mlx_lm.models.cache import ArraysCache, BatchKVCache  # noqa: E402
-from random_model import SHAPES, filled_state, forward_over, random_modules  # noqa: E402
+from random_model import SHAPES, forward_over, random_modules  # noqa: E402
 
 from model.config import ModelConfig  # noqa: E402
 from model.forward import Forward  # noqa: E402
 
-Step = Callable[[mx.array], mx.array]  # ids [B] to logits [B, V]
-N_STEPS = 32
 PART = 4096  # tokens read at each context
 
 
@@ -90,14 +87,6 @@ def measure_ours(
         tell(f"decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
 
 
-def stepper(forward: Forward, states: Sequence[object]) -> Step:
-    """A batch that owns ``states``."""
-    batch = forward.new_batch()
-    for key, state in enumerate(states):
-        batch.join(key, state)
-    return batch.step
-
-
 def measure_peer(
     model: nn.Module,
     config: ModelConfig,
@@ -114,39 +103,6 @@ def measure_peer(
         tell(f"mlx-lm: decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
 
 
-def filled_cache(model: nn.Module, config: ModelConfig, size: int, length: int) -> list[object]:
-    """mlx-lm's caches for ``size`` sequences that stand at ``length``."""
-    shape = (size, config.n_kv_heads, length, config.head_dim)
-    dtype = model.language_model.model.norm.weight.dtype
-    caches: list[object] = []
-    for kind in config.layer_types:
-        if kind == "full_attention":
-            cache = BatchKVCache([0] * size)
-            cache.update_and_fetch(*(mx.random.normal(shape).astype(dtype) for _ in range(2)))
-        else:
-            cache = ArraysCache(size=2)
-            cache[0] = mx.zeros((size, config.conv_kernel - 1, config.conv_dim), dtype)
-            cache[1] = mx.zeros((size, config.n_value_heads, config.value_head_dim, config.key_head_dim))
-        caches.append(cache)
-    return caches
-
-
-def decode_seconds(step: Step, size: int) -> float:
-    """Seconds a greedy step takes, the next one launched before the last is read."""
-    tokens = mx.zeros((size,), mx.uint32)
-    for _ in range(8):
-        tokens = mx.argmax(step(tokens), axis=-1)
-        mx.eval(tokens)
-    start = time.perf_counter()
-    for _ in range(N_STEPS):
-        following = mx.argmax(step(tokens), axis=-1)
-        mx.async_eval(following)
-        tokens.tolist()
-        tokens = following
-    tokens.tolist()
-    return (time.perf_counter() - start) / N_STEPS
-
-
 def bare_read_seconds(model: nn.Module) -> float:
     """One matrix-vector product with every plain matrix: what no step of one sequence can undercut."""
     pairs = [
@@ -155,17 +111,6 @@ def bare_read_seconds(model: nn.Module) -> float:
         if w.ndim == 2 and mx.issubdtype(w.dtype, mx.floating)
     ]
     return timed(lambda: mx.eval([w @ x for w, x in pairs]))
-
-
-def timed(work: Callable[[], object], n_runs: int = 3) -> float:
-    """Median seconds, after one run that is not counted."""
-    work()
-    seconds = []
-    for _ in range(n_runs):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))
 
 
 if __name__ == "__main__":
