@@ -99,6 +99,20 @@ def test_a_template_whose_past_depends_on_its_future_is_compared_in_full() -> No
     assert max(prompt.shared_points) < prompt.message_starts[1]
 
 
+def test_a_template_that_forgets_thoughts_by_their_age_is_compared_in_full() -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}"
+        "{% if m.reasoning_content and loop.revindex < 5 %}{{ m.reasoning_content }}{% endif %}"
+        "{{ m.content }}<|im_end|>{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    )
+    chat = chat_with(template)
+    thinking = {"role": "assistant", "content": "x", "reasoning_content": "why"}
+    prompt = chat.render([USER, thinking, USER, thinking, USER])
+    following = chat.render([USER, thinking, USER, thinking, USER, thinking, USER])
+    assert _n_shared(prompt, following) in prompt.shared_points
+    assert _n_shared(prompt, following) < prompt.message_starts[3]
+
+
 def test_the_tail_of_a_long_loop_is_both_of_its_ends() -> None:
     messages = [USER, {"role": "assistant", "content": "x"}, USER, *_loop(10)]
     tail = tail_of(messages)
