@@ -10,8 +10,10 @@ from starlette.middleware.cors import CORSMiddleware
 from . import errors
 from .gateway import Gateway
 from .openapi import document
-from .routes import chat, health, models
+from .routes import chat, completions, health, models, tokens
 from .schema_chat import ChatRequest
+from .schema_completions import CompletionRequest
+from .schema_tokens import DetokenizeRequest, TokenizeRequest
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -31,7 +33,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         expose_headers=["*"],
         max_age=3600,
     )
-    for family in (chat, models, health):
+    for family in (chat, completions, models, tokens, health):
         app.include_router(family.router(gateway))
-    document(app, [ChatRequest])
+    document(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
     return app

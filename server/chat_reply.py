@@ -55,20 +55,15 @@ class ChatReplyShape:
     service_tier: Literal["default"] | None = None
     metadata: dict[str, str] | None = None
 
-    def logprob_encoders(self) -> list[LogprobEncoder]:
-        """One for each reply."""
-        return [LogprobEncoder(self.token_bytes, in_content=self.in_content) for _ in range(self.n)]
-
 
 @dataclass
-class _Choice:
+class _Reply:
     """One reply in the making."""
 
     content: list[str] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
     calls: list[tuple[ToolCallStart, list[str]]] = field(default_factory=list)
     logprobs: list[ContentLogprob] = field(default_factory=list)
-    finished: Finished | None = None
 
     def add(self, delta: Delta) -> None:
         match delta:
@@ -82,94 +77,21 @@ class _Choice:
                 self.calls[delta.index][1].append(delta.json_fragment)
 
 
-class ChatBody:
-    """Collects the events of a request into one body."""
-
-    def __init__(self, shape: ChatReplyShape) -> None:
-        self._shape = shape
-        self._plans: list[PlanReport] = []
-        self._choices = [_Choice() for _ in range(shape.n)]
-        self._logprobs = shape.logprob_encoders()
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Planned():
-                self._plans.append(event.report)
-            case Progress():
-                choice = self._choices[event.index]
-                for delta in event.deltas:
-                    choice.add(delta)
-                if self._shape.has_logprobs:
-                    choice.logprobs += self._logprobs[event.index].of(event)
-            case Finished():
-                self._choices[event.index].finished = event
-
-    def message(self, index: int) -> ReplyMessage:
-        """Reply ``index`` as far as it has come."""
-        return _message(self._choices[index], self._shape.reasoning_field)
-
-    def body(self) -> ChatCompletion:
-        """The whole reply; every reply must have finished."""
-        shape = self._shape
-        finished = [choice.finished for choice in self._choices if choice.finished is not None]
-        body = ChatCompletion(
-            id=shape.id,
-            object="chat.completion",
-            created=shape.created,
-            model=shape.model,
-            choices=[self._choice(i, end) for i, end in enumerate(finished)],
-            usage=usage_body(self._plans, finished),
-            crossturn=plan_body(self._plans[0]),
-        )
-        if shape.service_tier is not None:
-            body["service_tier"] = shape.service_tier
-        if shape.metadata is not None:
-            body["metadata"] = shape.metadata
-        return body
-
-    def _choice(self, index: int, finished: Finished) -> ChatChoice:
-        choice = self._choices[index]
-        return ChatChoice(
-            index=index,
-            message=_message(choice, self._shape.reasoning_field),
-            logprobs=Logprobs(content=choice.logprobs, refusal=None) if self._shape.has_logprobs else None,
-            finish_reason=finished.reason,
-        )
-
-
-def _message(choice: _Choice, reasoning_field: ReasoningField) -> ReplyMessage:
-    message = ReplyMessage(role="assistant", content="".join(choice.content) or None, refusal=None)
-    if message["content"] is None and not choice.thought and not choice.calls:
-        message["content"] = ""
-    if choice.thought:
-        thought = "".join(choice.thought)
-        if reasoning_field != "reasoning":
-            message["reasoning_content"] = thought
-        if reasoning_field != "reasoning_content":
-            message["reasoning"] = thought
-    if choice.calls:
-        message["tool_calls"] = [
-            ToolCallBody(
-                id=start.id,
-                type="function",
-                function=FunctionBody(name=start.name, arguments="".join(fragments)),
-            )
-            for start, fragments in choice.calls
-        ]
-    return message
-
-
-class ChatChunks:
-    """Turns the events of a request into the chunks of its stream."""
+class ChatEncoder:
+    """Encodes one request's replies."""
 
     def __init__(self, shape: ChatReplyShape) -> None:
         self._shape = shape
         self._plans: list[PlanReport] = []
         self._finished: list[Finished] = []
-        self._logprobs = shape.logprob_encoders()
+        self._replies = [_Reply() for _ in range(shape.n)]
+        self._logprobs = [
+            LogprobEncoder(shape.token_bytes, in_content=shape.in_content) for _ in range(shape.n)
+        ]
 
-    def of(self, event: Event) -> Iterator[ChatCompletionChunk]:
-        """The chunks that ``event`` makes: the roles first, the plan on the first and on the last one."""
+    def chunks(self, event: Event) -> Iterator[ChatCompletionChunk]:
+        """Take in ``event``; the chunks that it makes: the roles come first, the plan with the first and
+        the last one."""
         match event:
             case Planned():
                 self._plans.append(event.report)
@@ -180,6 +102,38 @@ class ChatChunks:
                 self._finished.append(event)
                 yield from self._endings(event)
 
+    def message(self, index: int) -> ReplyMessage:
+        """Reply ``index`` as far as it has come."""
+        return _message(self._replies[index], self._shape.reasoning_field)
+
+    def body(self) -> ChatCompletion:
+        """The whole reply, once every event was taken in."""
+        shape = self._shape
+        ends = sorted(self._finished, key=lambda end: end.index)
+        body = ChatCompletion(
+            id=shape.id,
+            object="chat.completion",
+            created=shape.created,
+            model=shape.model,
+            choices=[self._whole_choice(end) for end in ends],
+            usage=usage_body(self._plans, ends),
+            crossturn=plan_body(self._plans[0]),
+        )
+        if shape.service_tier is not None:
+            body["service_tier"] = shape.service_tier
+        if shape.metadata is not None:
+            body["metadata"] = shape.metadata
+        return body
+
+    def _whole_choice(self, end: Finished) -> ChatChoice:
+        logprobs = self._replies[end.index].logprobs
+        return ChatChoice(
+            index=end.index,
+            message=self.message(end.index),
+            logprobs=Logprobs(content=logprobs, refusal=None) if self._shape.has_logprobs else None,
+            finish_reason=end.reason,
+        )
+
     def _openings(self) -> Iterator[ChatCompletionChunk]:
         for index in range(self._shape.n):
             chunk = self._chunk([_choice(index, ReplyDelta(role="assistant", content=""))])
@@ -188,7 +142,11 @@ class ChatChunks:
             yield chunk
 
     def _growth(self, event: Progress) -> Iterator[ChatCompletionChunk]:
+        reply = self._replies[event.index]
+        for grown in event.deltas:
+            reply.add(grown)
         entries = self._logprobs[event.index].of(event) if self._shape.has_logprobs else []
+        reply.logprobs += entries
         logprobs = Logprobs(content=entries, refusal=None) if entries else None
         deltas = [_delta(kind, list(group), self._shape) for kind, group in groupby(event.deltas, type)]
         if logprobs is not None and not deltas:
@@ -222,6 +180,28 @@ class ChatChunks:
         if shape.service_tier is not None:
             chunk["service_tier"] = shape.service_tier
         return chunk
+
+
+def _message(reply: _Reply, reasoning_field: ReasoningField) -> ReplyMessage:
+    message = ReplyMessage(role="assistant", content="".join(reply.content) or None, refusal=None)
+    if message["content"] is None and not reply.thought and not reply.calls:
+        message["content"] = ""
+    if reply.thought:
+        thought = "".join(reply.thought)
+        if reasoning_field != "reasoning":
+            message["reasoning_content"] = thought
+        if reasoning_field != "reasoning_content":
+            message["reasoning"] = thought
+    if reply.calls:
+        message["tool_calls"] = [
+            ToolCallBody(
+                id=start.id,
+                type="function",
+                function=FunctionBody(name=start.name, arguments="".join(fragments)),
+            )
+            for start, fragments in reply.calls
+        ]
+    return message
 
 
 def _choice(

@@ -47,7 +47,7 @@ class RequestRecord:
     def __post_init__(self) -> None:
         self.started_at = self.clock()
 
-    def describe(self, *, who: str | None, thinking: bool) -> None:
+    def describe(self, *, who: str | None, thinking: bool | None) -> None:
         """Add what only the parsed and rendered request tells."""
         self.who, self.thinking = who, thinking
 

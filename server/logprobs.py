@@ -13,6 +13,11 @@ _FLOOR = -9999.0
 """What OpenAI writes for a token that cannot be; JSON has no infinity."""
 
 
+def floored(logprob: float) -> float:
+    """``logprob`` as JSON can have it."""
+    return max(logprob, _FLOOR)
+
+
 class LogprobEncoder:
     """Encodes the log probabilities of one reply.
 
@@ -43,6 +48,4 @@ class LogprobEncoder:
 
     def _token(self, token_id: int, logprob: float) -> TopLogprob:
         data = self._token_bytes(token_id)
-        return TopLogprob(
-            token=data.decode("utf-8", "replace"), logprob=max(logprob, _FLOOR), bytes=list(data)
-        )
+        return TopLogprob(token=data.decode("utf-8", "replace"), logprob=floored(logprob), bytes=list(data))

@@ -25,6 +25,13 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in statuses}
 
 
+def streams(whole: type[Any], chunk: type[Any]) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route that answers with a ``whole`` body or a stream of ``chunk`` frames."""
+    described = f"Frames of a `{chunk.__name__}` each, then `[DONE]`; an error frame when it fails midway."
+    stream = {"schema": {"type": "string", "description": described}}
+    return {200: {"model": whole, "content": {"text/event-stream": stream}}}
+
+
 def document(app: FastAPI, schemas: list[type[Schema]]) -> None:
     """Make ``app`` serve a document that has the body ``schemas`` among its components."""
 

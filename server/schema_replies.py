@@ -161,3 +161,33 @@ class ChatCompletionChunk(TypedDict):
     usage: NotRequired[Usage | None]
     crossturn: NotRequired[PlanBody]
     service_tier: NotRequired[Literal["default"]]
+
+
+class CompletionLogprobs(TypedDict):
+    """Log probabilities of a text's tokens; offsets are in characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """One of the texts, or what it grows by; only an ended one has a finish reason."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(TypedDict):
+    """The texts that go on from the prompts, whole or a piece of them; several prompts have several plans."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+    crossturn: NotRequired[PlanBody | list[PlanBody]]

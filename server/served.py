@@ -103,7 +103,7 @@ class Served:
                 code="model_not_found",
             )
 
-    def room_for(self, n_prompt: int, n_wanted: int | None) -> int:
+    def room_for(self, n_prompt: int, n_wanted: int | None, *, param: str = "messages") -> int:
         """How many reply tokens a prompt of ``n_prompt`` may have: ``n_wanted``, or what fits if less.
 
         Raises:
@@ -114,7 +114,7 @@ class Served:
             raise InputError(
                 f"This model's maximum context length is {limit} tokens, reply included. However, "
                 f"your prompt has {n_prompt} tokens. Please shorten it.",
-                param="messages",
+                param=param,
                 code="context_length_exceeded",
             )
         room = limit - n_prompt
