@@ -8,7 +8,7 @@ from typing import Any
 
 from model.callgrammar import call_grammar
 from model.errors import InputError
-from model.grammar import json_object, json_schema
+from model.grammar import json_schema
 
 from .schema_chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 from .schema_messages import AllowedToolsChoice, NamedTool
@@ -42,20 +42,20 @@ def tool_use_of(request: ChatRequest, controls: Collection[str]) -> ToolUse:
     if request.tool_choice == "none":
         tools = []  # not even shown: a model that sees tools calls them
     callable_tools, must_call = _choice(request, tools)
-    json_grammar = _json_grammar(request)
+    answer = _answer_schema(request)
     if not tools:
-        return ToolUse(None, json_grammar)
-    if json_grammar is not None:
-        raise InputError(
-            "'response_format' cannot be combined with tools that may be called; "
-            "set 'tool_choice' to 'none' for the final answer.",
-            param="response_format",
-        )
+        return ToolUse(None, None if answer is None else json_schema(answer))
     is_parallel = request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedTool)
-    is_free = is_parallel and callable_tools == tools and not _has_strict(tools)
+    is_free = is_parallel and callable_tools == tools and not _has_strict(tools) and answer is None
     if is_free and not must_call:
         return ToolUse(tools)
-    grammar = call_grammar(callable_tools, controls, parallel=is_parallel, text_before=not must_call)
+    grammar = call_grammar(
+        callable_tools,
+        controls,
+        parallel=is_parallel,
+        text_before=not must_call and answer is None,
+        answer=None if must_call else answer,
+    )
     return ToolUse(tools, grammar)
 
 
@@ -102,11 +102,12 @@ def _has_strict(tools: Sequence[ToolDefinition]) -> bool:
     return any(tool["function"].get("strict") for tool in tools)
 
 
-def _json_grammar(request: ChatRequest) -> str | None:
+def _answer_schema(request: ChatRequest) -> Mapping[str, Any] | None:
+    """What the reply's content must be, unless it is calls; None for any text."""
     match request.response_format:
         case JsonSchemaFormat(json_schema=wanted) if wanted.schema_ is not None:
-            return json_schema(wanted.schema_)
+            return wanted.schema_
         case JsonSchemaFormat() | JsonObjectFormat():
-            return json_object()
+            return {"type": "object"}
         case _:
             return None

@@ -192,18 +192,37 @@ def test_c02_whatever_is_written_is_read_back_as_calls_that_fit() -> None:
             assert fits(definition["function"]["parameters"], json.loads(arguments))
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"properties": {"a>b": {"type": "string"}}},
-        {"properties": {"a": {"type": "array", "uniqueItems": True}}},
-    ],
-)
-def test_tools_that_cannot_be_enforced_are_refused(parameters: dict[str, Any]) -> None:
-    definition = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+
+def test_a_parameter_that_cannot_be_written_is_refused_with_its_tool() -> None:
+    with pytest.raises(InputError, match=r"'a>b' of tool 'f'") as refusal:
+        call_grammar([tool("f", **{"a>b": {"type": "string"}})], controls())
+    assert refusal.value.param == "tools"
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_name() -> None:
+    strict = tool("f", a=UNIQUE)
+    strict["function"]["strict"] = True  # type: ignore[index]
+    with pytest.raises(InputError, match=r"'a' of tool 'f'.*uniqueItems") as refusal:
+        call_grammar([tool("g"), strict], controls())
+    assert refusal.value.param == "tools"
+
+
+def test_of_other_tools_the_type_is_enforced_then() -> None:
+    grammar = call_grammar([tool("f", a=UNIQUE)], controls())
+    assert takes(grammar, xml_call("f", a="[1, 1]"))
+    assert not takes(grammar, xml_call("f", a="1"))
+
+
+def test_an_answer_in_json_may_stand_in_the_place_of_calls() -> None:
+    grammar = call_grammar(TOOLS, controls(), answer=PERSON)
+    for text in (CALL, f"{CALL}\n{CALL}", '\n\n{"name": "Ada", "age": 36}'):
+        assert takes(grammar, text), text
+    assert not takes(grammar, "Hello")
     with pytest.raises(InputError) as refusal:
-        call_grammar([definition], controls())
-    assert (refusal.value.param or "").startswith("tools")
+        call_grammar(TOOLS, controls(), answer={"not": {}})
+    assert refusal.value.param == "response_format.json_schema.schema"
 
 
 def test_quotes_and_backslashes_in_names_and_choices_are_only_text() -> None:
