@@ -10,9 +10,10 @@ from starlette.middleware.cors import CORSMiddleware
 from . import errors
 from .gateway import Gateway
 from .openapi import document
-from .routes import chat, completions, health, models, tokens
+from .routes import chat, completions, health, metrics, models, slots, tokens
 from .schema_chat import ChatRequest
 from .schema_completions import CompletionRequest
+from .schema_slots import ForkRequest
 from .schema_tokens import DetokenizeRequest, TokenizeRequest
 
 
@@ -33,7 +34,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         expose_headers=["*"],
         max_age=3600,
     )
-    for family in (chat, completions, models, tokens, health):
+    for family in (chat, completions, models, tokens, slots, health, metrics):
         app.include_router(family.router(gateway))
-    document(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+    document(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ForkRequest])
     return app

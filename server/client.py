@@ -46,11 +46,19 @@ class EngineStats:
             the engine is idle or stuck.
         n_running: requests that are being prefilled or decoded.
         n_waiting: requests in the admission queue.
+        n_prompt_tokens, n_reused_tokens: of all prompts since the start.
+        n_prefilled_tokens, n_read_ahead_tokens: tokens read for prompts and between turns.
+        n_generated_tokens: of all replies since the start.
     """
 
     n_steps: int
     n_running: int
     n_waiting: int
+    n_prompt_tokens: int = 0
+    n_reused_tokens: int = 0
+    n_prefilled_tokens: int = 0
+    n_read_ahead_tokens: int = 0
+    n_generated_tokens: int = 0
 
 
 class EngineClient(Protocol):

@@ -17,6 +17,7 @@ from .client import EngineClient
 from .errors import UnavailableError
 from .events import Failed
 from .log import RequestRecord
+from .metrics import Metrics
 from .run import Run
 from .schema_replies import ReplyMessage
 from .served import Served
@@ -43,6 +44,7 @@ class Gateway:
     served: Served
     settings: Settings
     clock: Callable[[], float] = time.monotonic
+    metrics: Metrics = field(default_factory=Metrics)
     _live: set[Run] = field(default_factory=set)
     _reading_ahead: set[asyncio.Future[None]] = field(default_factory=set)
     _is_draining: bool = False
@@ -62,7 +64,7 @@ class Gateway:
         """
         if self._is_draining:
             raise UnavailableError("The server is shutting down.", code="shutting_down", retry_after_s=10)
-        record = RequestRecord(request_id, self.clock)
+        record = RequestRecord(request_id, self.clock, self.metrics.observe)
         return Run(self.engine, record, live=self._live, stall_s=self.settings.stall_s)
 
     def read_ahead(self, chat: ComposedChat, reply: ReplyMessage) -> None:

@@ -30,11 +30,13 @@ class RequestRecord:
     Args:
         id: the request's id, as the client sees it too.
         clock: seconds, monotonic.
+        on_end: called with the record when the request has ended.
         who: ``user`` or ``safety_identifier`` of the request, if it had one.
     """
 
     id: str
     clock: Callable[[], float]
+    on_end: Callable[[RequestRecord], None]
     who: str | None = None
     thinking: bool | None = None
     plans: list[PlanReport] = field(default_factory=list)
@@ -83,9 +85,10 @@ class RequestRecord:
             return self.failure.kind
         return ",".join(sorted({reply.reason for reply in self.finished})) or "cancelled"
 
-    def write(self) -> None:
+    def close(self) -> None:
         """Log the line; called once, when the request has ended."""
         self.ended_at = self.clock()
+        self.on_end(self)
         level = logging.WARNING if self.failure and self.failure.kind != "cancelled" else logging.INFO
         requests_log.log(level, "%s", self.line())
 

@@ -130,7 +130,17 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         n_running = len({reply.request.id for reply in self._decoder.replies})
         n_running += self._reading_request is not None
-        return EngineStats(n_steps=self.counters.n_steps, n_running=n_running, n_waiting=len(self._waiting))
+        counters = self.counters
+        return EngineStats(
+            n_steps=counters.n_steps,
+            n_running=n_running,
+            n_waiting=len(self._waiting),
+            n_prompt_tokens=counters.n_prompt,
+            n_reused_tokens=counters.n_reused,
+            n_prefilled_tokens=counters.n_prefilled,
+            n_read_ahead_tokens=counters.n_read_ahead,
+            n_generated_tokens=counters.n_generated,
+        )
 
     def submit(self, request: GenerationRequest) -> None:
         self._waiting.append(request)

@@ -80,7 +80,7 @@ class Run:
                     self._engine.cancel(request.id)
             self._live.discard(self)
             self.ended.set()
-            self.record.write()
+            self.record.close()
 
     async def _next(self) -> Event:
         while True:

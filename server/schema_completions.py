@@ -10,7 +10,8 @@ from .schema_chat import SamplingFields
 
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-Prompt = str | Annotated[list[str], Field(min_length=1, max_length=128)] | TokenIds | list[TokenIds]
+MANY = Field(min_length=1, max_length=128)
+Prompt = str | Annotated[list[str], MANY] | TokenIds | Annotated[list[TokenIds], MANY]
 
 
 class CompletionRequest(SamplingFields):

@@ -16,7 +16,13 @@ import openai
 import uvicorn
 from fake_engine import FakeEngine, fake_served
 
+from model.chat import ChatFormat
+from model.hub import resolve
+from model.sampling import SamplingParams
+from model.tokenizer import TextTokenizer
 from server.app import create_app
+from server.assembly import EngineOptions
+from server.engine import Engine
 from server.gateway import Gateway
 from server.listen import listen, url_of
 from server.served import Served
@@ -27,10 +33,10 @@ ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content":
 
 @dataclass(frozen=True)
 class Live:
-    """A running server and ways to talk to it."""
+    """A running server and ways to talk to it; ``engine`` is a fake one unless a test says otherwise."""
 
     gateway: Gateway
-    engine: FakeEngine
+    engine: Any
     http: httpx.Client
     openai: openai.OpenAI
     loop: asyncio.AbstractEventLoop
@@ -81,8 +87,30 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
+def live_demo(settings: Settings | None = None) -> Iterator[Live]:
+    """Serve the demo model with the real engine."""
+    path = resolve("demo")
+    tokenizer = TextTokenizer.from_dir(path)
+    engine = Engine(EngineOptions(model_path=path, memory_budget=2**30), tokenizer)
+    info = engine.start()
+    served = Served(
+        names=("demo",),
+        created=1_700_000_000,
+        info=info,
+        chat=ChatFormat(tokenizer),
+        tokens=tokenizer,
+        sampling=SamplingParams(temperature=0.0),
+    )
+    try:
+        with live(engine, served, settings) as running:
+            yield running
+    finally:
+        engine.stop(drain_s=0)
+
+
+@contextmanager
 def live(
-    engine: FakeEngine | None = None, served: Served | None = None, settings: Settings | None = None
+    engine: Any = None, served: Served | None = None, settings: Settings | None = None
 ) -> Iterator[Live]:
     """Serve, as long as the context lasts."""
     settings = settings or Settings()

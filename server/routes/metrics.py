@@ -1,0 +1,32 @@
+"""``GET /metrics``, for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from server.auth import authenticate
+from server.gateway import Gateway
+from server.metrics import figures_of
+from server.openapi import errors
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The metrics endpoint; a server with API keys asks for one."""
+    routes = APIRouter(tags=["server"], responses=errors(401))
+
+    @routes.get(
+        "/metrics",
+        summary="What happened so far",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics(request: Request) -> Response:
+        authenticate(request.headers, gateway.settings.api_keys)
+        store = await asyncio.wrap_future(gateway.engine.call(figures_of))
+        text = gateway.metrics.text(gateway.engine.stats(), store)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return routes

@@ -1,0 +1,117 @@
+"""``/v1/slots``: what is remembered, for the people whose memory it is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+
+from cache.planner import CrossTurnSlotId
+from cache.slots import EntryInfo, SlotInfo
+from cache.store import Store
+from model.errors import InputError
+from server.auth import authenticate
+from server.body import read_json_body
+from server.errors import NotFoundError
+from server.gateway import Gateway
+from server.openapi import errors, takes
+from server.schema import parse
+from server.schema_slots import EntryBody, ForkRequest, SlotBody, SlotDeleted, SlotForked, SlotList
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The slots endpoints. A tenant sees its own slots only."""
+    routes = APIRouter(tags=["slots"], responses=errors(401))
+    engine, settings = gateway.engine, gateway.settings
+
+    async def slots_of(tenant: str | None) -> Sequence[SlotInfo]:
+        return await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
+
+    @routes.get("/v1/slots", summary="List the slots")
+    async def list_slots(request: Request) -> SlotList:
+        tenant = authenticate(request.headers, settings.api_keys)
+
+        def look(store: Store) -> SlotList:
+            return SlotList(
+                object="list",
+                data=[_slot_body(slot) for slot in store.slots(tenant)],
+                bytes=store.n_bytes,
+                budget_bytes=store.budget_bytes,
+            )
+
+        return await asyncio.wrap_future(engine.call(look))
+
+    @routes.get("/v1/slots/{slot}", summary="Describe a slot", responses=errors(404))
+    async def retrieve_slot(request: Request, slot: str) -> SlotBody:
+        tenant = authenticate(request.headers, settings.api_keys)
+        wanted = _slot_id(slot)
+        for known in await slots_of(tenant):
+            if known.slot == wanted:
+                return _slot_body(known)
+        raise _no_slot(slot)
+
+    @routes.delete("/v1/slots/{slot}", summary="Forget a slot", responses=errors(404))
+    async def delete_slot(request: Request, slot: str) -> SlotDeleted:
+        tenant = authenticate(request.headers, settings.api_keys)
+        wanted = _slot_id(slot)
+        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted, tenant)))
+        if not n_entries:
+            raise _no_slot(slot)
+        return SlotDeleted(object="slot.deleted", slot=slot, entries=n_entries, deleted=True)
+
+    @routes.post(
+        "/v1/slots/{slot}/fork",
+        summary="Copy a slot for another session",
+        openapi_extra=takes(ForkRequest),
+        responses=errors(400, 404, 413, 415),
+    )
+    async def fork_slot(request: Request, slot: str) -> SlotForked:
+        tenant = authenticate(request.headers, settings.api_keys)
+        body = await read_json_body(request, limit=settings.max_body_bytes)
+        source, target = (
+            _slot_id(slot),
+            CrossTurnSlotId.for_session(tenant, parse(ForkRequest, body).session_id),
+        )
+        if source == target:
+            raise InputError("The session has this slot already.", param="session_id")
+        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.fork(source, target, tenant)))
+        if not n_entries:
+            raise _no_slot(slot)
+        return SlotForked(object="slot.forked", slot=str(target), source=slot, entries=n_entries)
+
+    return routes
+
+
+def _slot_id(text: str) -> CrossTurnSlotId:
+    if not re.fullmatch(r"[0-9a-f]{16}", text):
+        raise _no_slot(text)
+    return CrossTurnSlotId(int(text, 16))
+
+
+def _no_slot(text: str) -> NotFoundError:
+    return NotFoundError(f"There is no slot '{text}'.", param="slot", code="slot_not_found")
+
+
+def _slot_body(slot: SlotInfo) -> SlotBody:
+    return SlotBody(
+        object="slot",
+        slot=str(slot.slot),
+        tokens=slot.n_tokens,
+        bytes=slot.n_bytes,
+        entries=[_entry_body(entry) for entry in slot.entries],
+    )
+
+
+def _entry_body(entry: EntryInfo) -> EntryBody:
+    return EntryBody(
+        number=entry.number,
+        tokens=entry.n_tokens,
+        bytes=entry.n_bytes,
+        checkpoints=list(entry.checkpoints),
+        age_s=round(entry.age_s, 3),
+        idle_s=round(entry.idle_s, 3),
+        hits=entry.n_hits,
+        running=entry.running,
+    )
