@@ -26,11 +26,6 @@ in white space that the grammar always allows."""
 WORD_BITS = 32
 
 
-def json_object(where: str = "response_format") -> str:
-    """The grammar of any JSON object."""
-    return json_schema({"type": "object"}, where)
-
-
 def json_schema(schema: Mapping[str, Any], where: str = "response_format.json_schema.schema") -> str:
     """The grammar of the JSON texts that ``schema`` allows.
 

@@ -136,25 +136,37 @@ def sample_rows(
         samplers: one for each row of ``logits`` [B, V].
         masks: for each row the tokens allowed [V] bool, or None.
     """
-    if masks is None or all(mask is None for mask in masks):
-        masks = [None] * len(samplers)
-        if all(sampler.params.is_greedy and sampler.is_plain for sampler in samplers):
-            return mx.argmax(logits, axis=-1).astype(mx.uint32)
-    rows = [s.adjust(logits[i], mask) for i, (s, mask) in enumerate(zip(samplers, masks, strict=True))]
+    masks = masks or [None] * len(samplers)
+    is_plain = all(s.is_plain and mask is None for s, mask in zip(samplers, masks, strict=True))
+    if not is_plain:
+        pairs = enumerate(zip(samplers, masks, strict=True))
+        logits = mx.stack([sampler.adjust(logits[row], mask) for row, (sampler, mask) in pairs])
     groups: dict[tuple[bool, int], list[int]] = {}
-    for index, sampler in enumerate(samplers):
-        groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(index)
-    tokens: dict[int, mx.array] = {}
-    for (is_greedy, n_kept), indices in groups.items():
-        stacked = mx.stack([rows[i] for i in indices])
-        if is_greedy:
-            picked = mx.argmax(stacked, axis=-1)
-        else:
-            picked = _pick(stacked, n_kept, [samplers[i] for i in indices])
-        tokens |= {index: picked[row].astype(mx.uint32) for row, index in enumerate(indices)}
-    for index, sampler in enumerate(samplers):
-        sampler.accept(tokens[index])
-    return mx.stack([tokens[index] for index in range(len(samplers))])
+    for row, sampler in enumerate(samplers):
+        groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(row)
+    picked = [_pick_group(logits, key, rows, samplers) for key, rows in groups.items()]
+    tokens = picked[0] if len(picked) == 1 else _in_rows(picked, list(groups.values()))
+    for row, sampler in enumerate(samplers):
+        sampler.accept(tokens[row])
+    return tokens
+
+
+def _pick_group(
+    logits: mx.array, key: tuple[bool, int], rows: list[int], samplers: Sequence[Sampler]
+) -> mx.array:
+    """Tokens uint32 [len(rows)] of the rows that :func:`_group` puts together under ``key``."""
+    if len(rows) < len(samplers):
+        logits = logits[mx.array(rows)]
+    is_greedy, n_kept = key
+    if is_greedy:
+        return mx.argmax(logits, axis=-1).astype(mx.uint32)
+    return _pick(logits.astype(mx.float32), n_kept, [samplers[row] for row in rows]).astype(mx.uint32)
+
+
+def _in_rows(picked: list[mx.array], groups: Sequence[list[int]]) -> mx.array:
+    """The groups' tokens, each in its own row."""
+    rows = [row for group in groups for row in group]
+    return mx.concatenate(picked)[mx.array(np.argsort(rows))]
 
 
 def _group(params: SamplingParams, vocab_size: int) -> tuple[bool, int]:

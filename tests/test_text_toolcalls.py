@@ -105,6 +105,7 @@ def test_a_call_of_an_unknown_tool_is_text() -> None:
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "5", "5"),
         ({"type": ["integer", "null"]}, "None", None),
         ({"type": ["string", "integer"]}, "5", "5"),
+        ({"type": ["string", "integer"]}, "null", "null"),
         ({"oneOf": [{"type": "string"}, {"type": "array"}]}, '["a"]', ["a"]),
         ({"oneOf": [{"type": "string"}, {"type": "array"}]}, '{"a": 1}', '{"a": 1}'),
         ({"type": "array"}, '[1, "]"]', [1, "]"]),
