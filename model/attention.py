@@ -9,10 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.config import ModelConfig
-from model.elementwise import Elementwise
+from model.device import Device
 from model.kv import KvRows
 from model.projection import Projection
-from model.softmax_attention import Attend, Mask
+from model.softmax_attention import Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,10 @@ class StepGroup:
 class Attention:
     """Reads weights from ``block`` (mlx-lm's modules); the rows live with the caller."""
 
-    def __init__(self, block: nn.Module, config: ModelConfig, attend: Attend, math: Elementwise) -> None:
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
         self._block = block
-        self._attend = attend
-        self._math = math
-        self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"])
+        self._device = device
+        self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"], device.apply)
         self._n_heads = config.n_heads
         self._n_kv_heads = config.n_kv_heads
         self._scale = config.head_dim**-0.5
@@ -86,11 +85,10 @@ class Attention:
         """Turn q and k to their positions, append, attend: [B, T, Hq, D]."""
         q, k, v = (side.transpose(0, 2, 1, 3) for side in (q, k, v))
         keys, values = rows.append(self._block.rope(k, offset=offset), v)
-        out = self._attend(self._block.rope(q, offset=offset), keys, values, self._scale, mask)
+        out = self._device.attend(self._block.rope(q, offset=offset), keys, values, self._scale, mask)
         return out.transpose(0, 2, 1, 3)
 
     def _mix(self, out: mx.array, gate: mx.array) -> mx.array:
         """Gate the heads' outputs [B, T, Hq, D] and project them to [B, T, H]."""
-        gated = (out * self._math.sigmoid(gate)).reshape(*out.shape[:2], -1)
-        mixed: mx.array = self._block.o_proj(gated)
-        return mixed
+        gated = (out * self._device.math.sigmoid(gate)).reshape(*out.shape[:2], -1)
+        return self._device.apply(self._block.o_proj, gated)

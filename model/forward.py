@@ -14,13 +14,11 @@ from model.attention import Attention, StepGroup
 from model.backend import BackendKind
 from model.batch import DecodeBatch
 from model.config import ModelConfig
-from model.delta_rule import delta_rule_for
-from model.elementwise import elementwise_for
+from model.device import device_for
 from model.feed_forward import FeedForward
 from model.fingerprint import ModelFingerprint
 from model.kv import KvLayout, capacity_for
 from model.linear_attention import LinearAttention
-from model.softmax_attention import attend_for
 from model.state import Checkpoint, Recurrent, State
 from model.weights import parameters
 
@@ -54,16 +52,14 @@ class Forward:
         self.config = config
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
-        math = elementwise_for(kind)
-        rule = delta_rule_for(kind, config, math.exp)
-        attend = attend_for(kind, math)
+        device = device_for(kind, config)
         self._mixers: list[LinearAttention | Attention] = [
-            LinearAttention(layer.linear_attn, config, rule, math, fuses_steps=kind == "cuda")
+            LinearAttention(layer.linear_attn, config, device)
             if type_ == "linear_attention"
-            else Attention(layer.self_attn, config, attend, math)
+            else Attention(layer.self_attn, config, device)
             for layer, type_ in zip(model.model.layers, config.layer_types, strict=True)
         ]
-        self._feed_forward = [FeedForward(layer.mlp, math) for layer in model.model.layers]
+        self._feed_forward = [FeedForward(layer.mlp, device) for layer in model.model.layers]
         self._model = model
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self.kv_layout = KvLayout(

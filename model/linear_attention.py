@@ -13,8 +13,7 @@ import mlx.nn as nn
 
 from model import gdn_cuda
 from model.config import ModelConfig
-from model.delta_rule import DeltaRule
-from model.elementwise import Elementwise
+from model.device import Device
 from model.projection import Projection
 from model.state import Recurrent
 
@@ -24,20 +23,11 @@ _NORM_EPS = 1e-6  # on the sum of squares of a query or a key
 class LinearAttention:
     """Reads weights from ``block``; holds nothing of any sequence."""
 
-    def __init__(
-        self,
-        block: nn.Module,
-        config: ModelConfig,
-        rule: DeltaRule,
-        math: Elementwise,
-        *,
-        fuses_steps: bool = False,
-    ) -> None:
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
         self._block = block
         self._config = config
-        self._rule = rule
-        self._math = math
-        self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"])
+        self._device = device
+        self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], device.apply)
         # One factor for each head of [q | k]: Dk^-1 takes the sum back to the mean and scales q.
         scale = [1.0 / config.key_head_dim] * config.n_key_heads
         scale += [config.key_head_dim**-0.5] * config.n_key_heads
@@ -45,7 +35,7 @@ class LinearAttention:
         self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
         self._step_weights: gdn_cuda.StepWeights | None = None
-        if fuses_steps and gdn_cuda.can_step(config.conv_kernel, config.key_head_dim):
+        if device.fuses_steps:
             eps = mx.array([block.norm.eps], mx.float32)
             self._step_weights = gdn_cuda.StepWeights(
                 self._taps, self._decay_rate, block.dt_bias, block.norm.weight, eps
@@ -68,7 +58,7 @@ class LinearAttention:
         rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
         q, k, v = self._heads(self._convolve(rows, n_tokens))
         log_decay, beta = self._gates(a, b)
-        out, matrix, captured = self._rule.many(
+        out, matrix, captured = self._device.rule.many(
             q[0], k[0], v[0], log_decay[0], beta[0], past.matrix[0], capture_at
         )
         states = [
@@ -83,9 +73,11 @@ class LinearAttention:
             return self._fused_step(x, past, self._step_weights)
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
-        q, k, v = self._heads(self._math.silu((rows * self._taps).sum(axis=1, keepdims=True)))
+        q, k, v = self._heads(self._device.math.silu((rows * self._taps).sum(axis=1, keepdims=True)))
         log_decay, beta = self._gates(a, b)
-        out, matrix = self._rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
+        out, matrix = self._device.rule.one(
+            q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix
+        )
         return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
 
     def _fused_step(
@@ -94,7 +86,7 @@ class LinearAttention:
         """The same in one kernel between the projections."""
         rows = self._inputs.joined(x)[:, 0]
         mixed, window, matrix = gdn_cuda.step(rows, past.window, past.matrix, weights)
-        out: mx.array = self._block.out_proj(mixed[:, None])
+        out = self._device.apply(self._block.out_proj, mixed[:, None])
         return out, Recurrent(window, matrix)
 
     def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
@@ -102,7 +94,7 @@ class LinearAttention:
         total = rows[:, :n_tokens] * self._taps[0]
         for tap in range(1, self._config.conv_kernel):
             total = total + rows[:, tap : tap + n_tokens] * self._taps[tap]
-        return self._math.silu(total)
+        return self._device.math.silu(total)
 
     def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """[B, T, C] to q, k [B, T, Hk, Dk], normalised, q scaled by Dk^-1/2, and v [B, T, Hv, Dv]."""
@@ -120,11 +112,11 @@ class LinearAttention:
 
     def _project(self, out: mx.array, z: mx.array) -> mx.array:
         """Gated norm per head and the output projection: [B, T, Hv, Dv] to [B, T, H]."""
-        gate = self._math.silu(z.astype(mx.float32))
+        gate = self._device.math.silu(z.astype(mx.float32))
         weight = self._block.norm.weight
         normed = mx.fast.rms_norm(out.astype(mx.float32), weight.astype(mx.float32), self._block.norm.eps)
-        mixed: mx.array = self._block.out_proj((gate * normed.reshape(gate.shape)).astype(z.dtype))
-        return mixed
+        mixed = (gate * normed.reshape(gate.shape)).astype(z.dtype)
+        return self._device.apply(self._block.out_proj, mixed)
 
 
 @mx.compile

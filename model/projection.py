@@ -12,6 +12,8 @@ from itertools import accumulate
 import mlx.core as mx
 import mlx.nn as nn
 
+from model.linear import Apply
+
 
 class Projection:
     """``names`` of ``block``, applied to one input.
@@ -21,7 +23,8 @@ class Projection:
     called one by one.
     """
 
-    def __init__(self, block: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, block: nn.Module, names: Sequence[str], apply: Apply) -> None:
+        self._apply = apply
         layers = [block[name] for name in names]
         self._layers = [_joined(layers)] if _can_join(layers) else layers
         self._splits: list[int] = []
@@ -36,11 +39,11 @@ class Projection:
         """[..., H] to one array [..., width] for each name, in order."""
         if self._splits:
             return list(mx.split(self.joined(x), self._splits, axis=-1))
-        return [layer(x) for layer in self._layers]
+        return [self._apply(layer, x) for layer in self._layers]
 
     def joined(self, x: mx.array) -> mx.array:
         """[..., H] to the arrays of all names side by side, [..., total width]."""
-        parts: list[mx.array] = [layer(x) for layer in self._layers]
+        parts = [self._apply(layer, x) for layer in self._layers]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 

@@ -1,0 +1,41 @@
+"""How a linear layer is applied: as it is on a GPU; on the CPU in the form its products are fast in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from model.backend import BackendKind
+
+# A layer and its input [..., in] to its output [..., out].
+Apply = Callable[[nn.Module, mx.array], mx.array]
+
+# From so many rows on, unpacking a quantised matrix for the fast product costs less than MLX's
+# quantised product on the CPU (3 GFLOP/s against 200).
+_UNPACK_ROWS = 4
+
+
+def apply_for(kind: BackendKind) -> Apply:
+    """The way for a device."""
+    return _apply_on_cpu if kind == "cpu" else _apply
+
+
+def _apply(layer: nn.Module, x: mx.array) -> mx.array:
+    out: mx.array = layer(x)
+    return out
+
+
+def _apply_on_cpu(layer: nn.Module, x: mx.array) -> mx.array:
+    if "bias" in layer:
+        return _apply(layer, x)
+    n_rows = x.size // x.shape[-1]
+    if type(layer) is nn.Linear and n_rows == 1:
+        # OpenBLAS is 1.5 times as fast at matrix times column as at row times matrix.
+        column: mx.array = layer.weight @ x.reshape(-1, 1)
+        return column.reshape(*x.shape[:-1], -1)
+    if type(layer) is nn.QuantizedLinear and n_rows >= _UNPACK_ROWS and layer.mode == "affine":
+        weight = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+        return x @ weight.T
+    return _apply(layer, x)
