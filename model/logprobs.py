@@ -44,5 +44,7 @@ def logprobs_of(logits: mx.array, token: mx.array, n_top: int) -> Logprobs:
     logits = logits.astype(mx.float32)
     values = logits - mx.logsumexp(logits)
     n_top = min(n_top, logits.shape[0])
-    top_ids = likeliest(values[None], n_top)[0] if n_top else mx.zeros((0,), dtype=mx.uint32)
-    return Logprobs(values[token], top_ids.astype(mx.uint32), values[top_ids])
+    if not n_top:
+        return Logprobs(values[token], mx.zeros((0,), dtype=mx.uint32), mx.zeros((0,)))
+    top_ids, top = likeliest(values[None], n_top)
+    return Logprobs(values[token], top_ids[0].astype(mx.uint32), top[0])

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model.logprobs import logprobs_of
-from model.sampling import BLOCK, Sampler, SamplingParams, sample_rows
+from model.sampling import BLOCK, Sampler, SamplingParams, likeliest, sample_rows
 
 VOCAB = 1500  # more than one block, and no multiple of it
 assert VOCAB > BLOCK
@@ -172,6 +172,29 @@ def test_f06_log_probabilities_are_the_models_own(n_top: int) -> None:
     order = np.argsort(-wanted)[:n_top]
     assert [token_id for token_id, _ in alternatives] == order.tolist()
     np.testing.assert_allclose([value for _, value in alternatives], wanted[order], atol=1e-4)
+
+
+@pytest.mark.parametrize("n_top", [1, 3, 20, 100])
+@pytest.mark.parametrize("n", [1500, 40_000, 40_001])
+def test_the_likeliest_of_many_are_found_by_blocks(n: int, n_top: int) -> None:
+    values = np.stack([logits_of(seed, n) for seed in range(3)])
+    values[1, -5:] = 50  # all in the last, unfinished block
+    values[2, :] = np.sort(values[2])
+    index, greatest = likeliest(mx.array(values), n_top)
+    wanted = -np.sort(-values, axis=-1)[:, :n_top]
+    np.testing.assert_array_equal(np.array(greatest), wanted)
+    np.testing.assert_array_equal(np.take_along_axis(values, np.array(index).astype(int), -1), wanted)
+
+
+def test_a_mask_that_leaves_less_than_top_k_is_kept_in_a_large_vocabulary() -> None:
+    n = 40_001
+    mask = np.zeros(n, dtype=np.bool_)
+    mask[[5, n - 1]] = True
+    sampler = Sampler(SamplingParams(top_k=20), n)
+    logits = mx.zeros((n,))
+    drawn = [int(sampler(logits, mx.array(mask)).item()) for _ in range(200)]
+    assert 60 < drawn.count(5) < 140
+    assert drawn.count(5) + drawn.count(n - 1) == 200
 
 
 def _fields(params: SamplingParams) -> dict[str, object]:
