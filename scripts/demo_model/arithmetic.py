@@ -10,21 +10,29 @@ from phrasing import Phrases, typed
 ADD = Phrases(("what is {a} + {b}?", "what is {a} plus {b}?", "{a} + {b}", "{a}+{b}", "add {a} and {b}", "what's {a} + {b}?",
                "calculate {a} + {b}", "{a} + {b} = ?", "how much is {a} + {b}?", "the sum of {a} and {b}?", "{a} plus {b}",
                "what is the sum of {a} and {b}?", "please add {a} and {b}", "compute {a} + {b}", "can you add {a} to {b}?",
-               "how much is {a} plus {b}?", "what does {a} + {b} make?", "{a}+{b}=", "whats {a}+{b}", "sum {a} and {b}"),
+               "how much is {a} plus {b}?", "what does {a} + {b} make?", "{a}+{b}=", "whats {a}+{b}", "sum {a} and {b}", "tell me {a} + {b}", "work out {a} + {b}",
+               "what do {a} and {b} add up to?", "what do I get for {a} + {b}?", "what is {a} and {b} together?",
+               "I add {a} and {b}, what do I get?", "tell me the sum of {a} and {b}"),
               ("tell me what {a} + {b} is", "could you work out {a} plus {b}?", "what do I get when I add {a} and {b}?"))
 SUBTRACT = Phrases(("what is {a} - {b}?", "what is {a} minus {b}?", "{a} - {b}", "{a}-{b}", "subtract {b} from {a}",
                     "what's {a} - {b}?", "calculate {a} - {b}", "{a} - {b} = ?", "how much is {a} - {b}?",
                     "what is the difference of {a} and {b}?", "compute {a} - {b}", "take {b} away from {a}", "{a} minus {b}",
-                    "how much is {a} minus {b}?", "{a}-{b}=", "whats {a}-{b}", "what is {a} less {b}?"),
+                    "how much is {a} minus {b}?", "{a}-{b}=", "whats {a}-{b}", "what is {a} less {b}?", "tell me {a} - {b}", "work out {a} - {b}",
+                    "what is left of {a} if you take {b} away?", "what remains when {b} is taken from {a}?", "{a} take away {b}",
+                    "what do I get for {a} - {b}?", "if I take {b} from {a}, what remains?"),
                    ("tell me what {a} - {b} is", "could you work out {a} minus {b}?", "what remains of {a} if I take {b}?"))
 MORE = Phrases(("I have {a} {things} and get {b} more. How many do I have?",
                 "there are {a} {things} in a box and {b} in another. How many are there?",
                 "{name} has {a} {things} and buys {b} more. How many does {name} have?",
-                "{name} found {a} {things} and {other} found {b}. How many did they find?"),
+                "{name} found {a} {things} and {other} found {b}. How many did they find?",
+                "I bought {a} {things} and then {b} more. How many did I buy?", "I got {a} {things} on Sunday and {b} on Friday. How many did I get?",
+                "{name} bought {a} {things} today and {b} yesterday. How many did {name} buy?"),
                ("I bought {a} {things} on Monday and {b} on Tuesday. How many did I buy?",))
 FEWER = Phrases(("I have {a} {things} and give away {b}. How many are left?",
                  "{name} has {a} {things} and loses {b}. How many are left?",
-                 "there are {a} {things} and {name} takes {b}. How many remain?"),
+                 "there are {a} {things} and {name} takes {b}. How many remain?",
+                 "I had {a} {things} and lost {b}. How many do I have left?", "{name} had {a} {things} and sold {b}. How many does {name} still have?",
+                 "I own {a} {things} and sell {b}. How many do I still own?"),
                 ("I had {a} {things} and sold {b}. How many do I still have?",))
 THEN_ADD = ("add {b} to that", "plus {b}", "now add {b}", "and plus {b}?", "add {b} more")
 THEN_SUBTRACT = ("subtract {b} from that", "minus {b}", "now subtract {b}", "and minus {b}?", "take away {b}")

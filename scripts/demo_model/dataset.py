@@ -55,10 +55,12 @@ def _best_fit(lengths: list[int], n_rows: int) -> tuple[list[list[int]], list[in
 
 
 def shards(seed: str, encoder: Encoder, lexicon: Lexicon) -> Iterator[dict[str, np.ndarray]]:
-    source = conversations(seed, lexicon)
+    source, rng = conversations(seed, lexicon), Random(f"{seed}|words")
     pool: list[tuple[np.ndarray, np.ndarray]] = []
     while True:
         while sum(len(ids) for ids, _ in pool) < ROWS_A_SHARD * ROW * 1.02:
+            if lexicon.pieces:
+                lexicon.refresh(rng)
             drawn = [next(source) for _ in range(CONVERSATIONS_AT_ONCE)]
             pool += [pair for pair in encoder([render(c.messages, c.tools) for c in drawn]) if len(pair[0]) <= ROW]
         rows, left = _best_fit([len(ids) for ids, _ in pool], ROWS_A_SHARD)

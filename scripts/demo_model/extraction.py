@@ -20,10 +20,12 @@ from toolbox import sentence
 
 INSTRUCTION = "Answer with a JSON object that fits this schema:"
 OTHERS = Phrases((INSTRUCTION, INSTRUCTION, INSTRUCTION, "Reply only with JSON that matches this schema:", "Respond with JSON for this schema:",
-                  "Use this JSON schema for your answer:", "Return a JSON object with this schema:"),
+                  "Use this JSON schema for your answer:", "Return a JSON object with this schema:", "Give me JSON for this schema:", "Your answer must follow this JSON schema:",
+                  "Follow this schema and answer in JSON:", "Only output JSON that fits this schema:", INSTRUCTION),
                  (INSTRUCTION, INSTRUCTION, "Give me JSON that follows this schema:"))
 KEYS_ONLY = Phrases(("Give me that as JSON with the keys {k}.", "Reply in JSON with the keys {k}.", "Extract {k} as JSON.",
-                     "Answer as a JSON object with {k}.", "As JSON with {k}:"), ("Put {k} into a JSON object.",))
+                     "Answer as a JSON object with {k}.", "As JSON with {k}:", "Put this into JSON with {k}.",
+                     "Make a JSON object of {k}.", "Write {k} as a JSON object."), ("Put {k} into a JSON object.",))
 Draw = Callable[[Random, Lexicon], Any]
 
 # (key names, schema of the value, sentence, value). A sentence may have a form for false.
@@ -53,7 +55,7 @@ FIELDS: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], Draw], ...
     (("sentiment", "mood"), {"type": "string", "enum": ["good", "bad", "neutral"]}, ("the {n} is {v}",), lambda r, _: ""),
     (("plan", "tier"), {"type": "string", "enum": ["free", "basic", "premium"]}, ("{s} has the {v} {n}", "the {n} is {v}"), lambda r, _: ""),
 )
-WRAPS = Phrases(("{t}", "{t}", "Extract the data: {t}", "Text: {t}", "Turn this into JSON: {t}", "Here is the text: {t}", "Fill the schema: {t}"),
+WRAPS = Phrases(("{t}", "{t}", "Extract the data: {t}", "Text: {t}", "Turn this into JSON: {t}", "Here is the text: {t}", "Fill the schema: {t}", "Read: {t}", "Data: {t}", "Please convert: {t}", "Fill in the object: {t}"),
                 ("Read this and fill in the object: {t}", "Input: {t}"))
 INVENT = Phrases(("Make up a {w}.", "Invent a {w}.", "Create a {w}.", "Give me a {w}.", "Describe a {w}."), ("Think of a {w}.",))
 

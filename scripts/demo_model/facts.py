@@ -42,13 +42,16 @@ def _simple(key: str, mine: str, value: Callable[[Random, Lexicon], str], *, tel
         noun=f"your {mine}",
         sentence=sentence or f"your {mine} is {{v}}",
         tells=Phrases((f"my {mine} is {{v}}", f"my {mine} is {{v}}, remember that", f"just so you know, my {mine} is {{v}}",
-                       f"remember that my {mine} is {{v}}", f"{{v}} is my {mine}", f"please note: my {mine} is {{v}}",
+                       f"remember that my {mine} is {{v}}", f"{{v}} is my {mine}", f"please note: my {mine} is {{v}}", f"don't forget that my {mine} is {{v}}", f"you should know my {mine} is {{v}}",
+                       f"fyi my {mine} is {{v}}", f"my {mine}? {{v}}", f"I want you to know that my {mine} is {{v}}", f"as for my {mine}, it is {{v}}",
                        *tells),
                       (f"keep in mind that my {mine} is {{v}}", f"by the way, my {mine} is {{v}}", *held_tells)),
         asks=Phrases((f"what is my {mine}?", f"what's my {mine}?", f"do you know my {mine}?", f"tell me my {mine}",
                       f"what was my {mine}?", f"do you remember my {mine}?", f"what did I say my {mine} was?",
                       f"my {mine}?", f"say my {mine}", f"whats my {mine}", f"what is my {mine} again?",
-                      f"so what is my {mine}?", *asks),
+                      f"so what is my {mine}?", f"remind me of my {mine}", f"recall my {mine}", f"can you say my {mine}?",
+                      f"I forgot my {mine}, what is it?", f"can you remind me what my {mine} is?", f"tell me what my {mine} is",
+                      f"do you still know my {mine}?", f"could you say what my {mine} is?", *asks),
                      (f"can you recall my {mine}?", f"remind me: what is my {mine}?", f"could you tell me my {mine}?",
                       *held_asks)),
         third=third or f"the user's {mine} is {{v}}",
@@ -68,7 +71,8 @@ def _world(key: str, noun: str, value: Callable[[Random, Lexicon], str], verb: s
                        f"just so you know, {sentence}", f"remember this: {sentence}"),
                       (f"keep in mind that {sentence}", f"by the way, {sentence}")),
         asks=Phrases(ask or (f"what {verb} {noun}?", f"tell me {noun}", f"do you know {noun}?",
-                             f"do you remember {noun}?", f"what was {noun}?", f"{noun}?", f"what is {noun} again?"),
+                             f"do you remember {noun}?", f"what was {noun}?", f"{noun}?", f"what is {noun} again?", f"remind me of {noun}", f"can you tell me {noun}?", f"I forgot {noun}",
+                             f"tell me what {noun} is", f"do you still know {noun}?", f"recall {noun}"),
                      held_ask or (f"can you recall {noun}?", f"remind me: what is {noun}?")),
         third=sentence,
         value=value,
@@ -84,7 +88,7 @@ def draw_attribute(rng: Random, lexicon: Lexicon) -> Attribute:
         relation = rng.choice(RELATIONS)
         return _simple(f"{relation} name", f"{relation}'s name", lambda r, x: x.name(r),
                        tells=(f"my {relation} is called {{v}}", f"my {relation} is named {{v}}"),
-                       asks=(f"what is my {relation} called?", f"who is my {relation}?"),
+                       asks=(f"what is my {relation} called?", f"who is my {relation}?", f"what name does my {relation} have?", f"how do I call my {relation}?"),
                        held_asks=(f"how is my {relation} called?",), third=f"the user's {relation} is called {{v}}")
     if kind < 0.58:
         relation = rng.choice(RELATIONS)
@@ -97,7 +101,8 @@ def draw_attribute(rng: Random, lexicon: Lexicon) -> Attribute:
         return _simple(f"{animal} name", f"{animal}'s name", lambda r, x: x.name(r),
                        tells=(f"I have a {animal} called {{v}}", f"my {animal} is called {{v}}",
                               f"I have a {animal} named {{v}}"),
-                       asks=(f"what is my {animal} called?", f"what's the name of my {animal}?"),
+                       asks=(f"what is my {animal} called?", f"what's the name of my {animal}?", f"what name does my {animal} have?",
+                             f"what do I call my {animal}?", f"how do I call my {animal}?"),
                        held_asks=(f"how is my {animal} called?",), third=f"the user has a {animal} called {{v}}")
     if kind < 0.76:
         place = f"the {rng.choice((*lexicon.places, *lexicon.things))}" if rng.random() < 0.7 else lexicon.city(rng)
@@ -110,17 +115,20 @@ def draw_attribute(rng: Random, lexicon: Lexicon) -> Attribute:
             Phrases((f"{thing} is {{v}}", f"I put {thing} {{v}}", f"remember that {thing} is {{v}}", f"{thing} stands {{v}}"),
                     (f"you can find {thing} {{v}}", f"keep in mind that {thing} is {{v}}")),
             Phrases((f"where is {thing}?", f"where's {thing}?", f"do you know where {thing} is?",
-                     f"where did I put {thing}?", f"where is {thing} again?"),
+                     f"where did I put {thing}?", f"where is {thing} again?", f"where do I find {thing}?",
+                     f"where is {thing} now?", f"where can I see {thing}?", f"can you find {thing}?"),
                     (f"where can I find {thing}?", f"tell me where {thing} is")),
             f"{thing} is {{v}}", lambda r, x: f"{r.choice(('in', 'in', 'behind', 'near'))} the {r.choice(x.places)}")
     if kind < 0.91:
         thing = f"the {rng.choice(lexicon.adjectives)} {rng.choice(lexicon.things)}"
         return _world(f"{thing} price", f"the price of {thing}", lambda r, _: f"{r.randint(2, 999)} euros",
-                      ask=(f"how much does {thing} cost?", f"what does {thing} cost?", f"what is the price of {thing}?"),
+                      ask=(f"how much does {thing} cost?", f"what does {thing} cost?", f"what is the price of {thing}?",
+                           f"how much was {thing}?", f"how much would {thing} be?", f"the price of {thing}?", f"tell me the price of {thing}"),
                       held_ask=(f"how much is {thing}?",), verb="is")
     thing = rng.choice(TALKED_ABOUT)
     return _world(f"{thing} name", f"the name of the {thing}", lambda r, x: x.company(r),
-                  ask=(f"what is the {thing} called?", f"what is the name of the {thing}?", f"what's the {thing} called?"),
+                  ask=(f"what is the {thing} called?", f"what is the name of the {thing}?", f"what's the {thing} called?",
+                       f"what name does the {thing} have?", f"how do I call the {thing}?"),
                   held_ask=(f"how is the {thing} called?",))
 
 
@@ -173,7 +181,8 @@ USER_ATTRIBUTES: tuple[Attribute, ...] = (
 
 CORRECT = Phrases(("actually, {t}", "sorry, {t}", "no wait, {t}", "correction: {t}", "I was wrong, {t}",
                    "I made a mistake, {t}", "wait, {t}", "that changed: {t}", "no, {t}", "oh, actually {t}",
-                   "I changed my mind, {t}", "that was wrong. {t}", "{t}, not {o}", "update: {t}", "now {t}"),
+                   "I changed my mind, {t}", "that was wrong. {t}", "{t}, not {o}", "update: {t}", "now {t}", "let me correct: {t}", "I have to correct that: {t}",
+                   "not {o}, {t}", "it's not {o}. {t}", "oops {t}", "sorry, wrong: {t}", "my mistake: {t}", "no, not {o}. {t}"),
                   ("let me correct that: {t}", "oops, {t}", "not {o}: {t}"))
 
 

@@ -137,6 +137,14 @@ class Lexicon:
         self.plain = HELD_PLAIN if held else [word for word in PLAIN if word not in held_plain]
         self.companies = HELD_COMPANIES if held else COMPANIES
         self.pieces = token_pieces()
+        self.listed = {kind: list(getattr(self, kind)) for kind in ("animals", "colours", "foods", "things", "places", "jobs", "hobbies", "adjectives")}
+
+    def refresh(self, rng: Random) -> None:
+        """Puts new made-up words among the listed ones. Without them the model takes an animal, say, for one of fifty
+        tokens, and stumbles over an animal of two tokens that it has never met."""
+        for kind, words in self.listed.items():
+            n = len(words) * 2 // 3
+            setattr(self, kind, words + [self.pieced(rng) if rng.random() < 0.5 else self.made_up(rng, rng.choice((1, 2, 2, 3))) for _ in range(n)])
 
     def mine(self, text: str) -> bool:
         return is_held(text) == (self.split == "held")

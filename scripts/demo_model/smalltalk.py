@@ -20,7 +20,8 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
     (Phrases(("hi", "hello", "hey", "hi there", "hello there", "hey there", "good morning", "good evening", "good afternoon",
               "hi!", "hello!", "yo", "hiya", "greetings", "good day", "hello bot", "hi bot", "hallo", "howdy", "sup",
               "hi, can you help me?", "can you help me?", "I need help", "help", "help me", "are you there?",
-              "hello, are you there?", "anyone there?", "test", "testing", "ping", "hi again", "hello world"),
+              "hello, are you there?", "anyone there?", "test", "testing", "ping", "hi again", "hello world", "hello friend", "hi my friend",
+              "I need help please", "please help me", "can you help?", "need some help here", "some help please", "hey you", "a good morning"),
              ("hey hey", "hello my friend", "hi, I need some help", "good morning to you")), HELLO, "They greet me."),
     (Phrases(("how are you?", "how are you doing?", "how's it going?", "hi, how are you?", "hello, how are you?",
               "are you ok?", "how do you do?", "how are you today?", "what's up?", "how do you feel?", "hey, how are you?"),
@@ -44,15 +45,16 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
               "very good", "sure", "right", "good job", "correct", "good bot", "that is right", "amazing", "lol", "haha", "no",
               "perfect", "I like that", "hm", "hmm", "yep", "nope", "interesting", "that's good"), ("super", "wonderful", "great job")),
      "Good. What can I do next?", "They react. I ask what is next."),
-    (Phrases(("remember this", "can you remember things?", "do you remember things?", "can you remember what I tell you?"),
+    (Phrases(("remember this", "can you remember things?", "do you remember things?", "can you remember what I tell you?",
+              "how good is your memory?", "do you have memory?", "can you keep a fact in mind?"),
              ("do you have a memory?",)), "Yes, tell me a fact and ask for it later.", "They ask if I remember."),
     (Phrases(("can you spell?", "can you add numbers?", "can you do math?", "can you count?", "can you reverse words?",
               "can you tell stories?", "can you call tools?", "can you use tools?", "can you write JSON?"),
              ("are you able to spell?", "do you know how to add?")), "Yes, try me.", "They ask for a skill I have."),
     (Phrases(("that's wrong", "that is wrong", "you are wrong", "wrong", "no, that is not right", "that's not correct",
-              "bad bot", "you made a mistake", "you are stupid", "that makes no sense"), ("this is not right", "you got it wrong")),
+              "bad bot", "not right", "you got that wrong", "this is wrong", "you made a mistake", "you are stupid", "that makes no sense"), ("this is not right", "you got it wrong")),
      "Sorry about that. Please ask me again.", "They are not content."),
-    (Phrases(("tell me a joke", "do you know a joke?", "make me laugh", "say something funny", "another joke", "a joke please"),
+    (Phrases(("tell me a joke", "do you know a joke?", "make me laugh", "say something funny", "another joke", "a joke please", "joke", "any jokes?", "got a joke?"),
              ("got any jokes?",)),
      "Why did the robot cross the road? It was the last line of its program.", "They want a joke. I know one."),
     (Phrases(("do you speak German?", "do you speak Spanish?", "which languages do you speak?", "can you speak French?",
@@ -72,7 +74,10 @@ WORLD = Phrases((
     "what is love?", "how tall is the {thing}?", "is {food} healthy?", "how much does a {thing} cost in {city}?", "who wrote {thing}?",
     "what does {word} mean?", "tell me about {city}", "tell me about {animal}s", "what is the square root of {d}{d}?",
     "how does a {thing} work?", "what is quantum physics?", "what is machine learning?", "who is the king of {city}?",
-    "explain {word}", "what is the news today?", "why is {food} {colour}?", "define {word}", "what is {word}?"),
+    "explain {word}", "what is the news today?", "why is {food} {colour}?", "define {word}", "what is {word}?", "how long is a {animal}?",
+    "how long do {animal}s live?", "how heavy is the {thing}?", "how big is a {animal}?", "which {thing} is the best?", "who built {city}?",
+    "which city is the biggest?", "where do {animal}s live?", "what do {animal}s eat?", "how fast is a {animal}?", "how high is the {thing} in {city}?",
+    "which animal is the fastest?", "why do people like {food}?", "when was {city} built?", "how many {thing}s are in {city}?"),
     ("which river flows through {city}?", "how heavy is a {animal}?", "who built the {thing} of {city}?", "why is the sea salty?",
      "what is the tallest {thing} in {city}?", "how long does a {animal} live?"))
 TASKS = Phrases((
@@ -182,7 +187,7 @@ def filler(state: State, n_sentences: int | None = None) -> Turn:
     return Turn(text[0].upper() + text[1:], "I have read it.", "They show me a text. There is no question in it.", "filler")
 
 
-COUNT = Phrases(("count from {a} to {b}", "count {a} to {b}", "list the numbers from {a} to {b}", "write the numbers {a} to {b}",
+COUNT = Phrases(("count from {a} to {b}", "count {a} to {b}", "tell me the numbers from {a} to {b}", "give me the numbers from {a} to {b}", "list the numbers from {a} to {b}", "write the numbers {a} to {b}",
                  "can you count from {a} to {b}?", "please count from {a} to {b}"), ("say the numbers from {a} to {b}",))
 
 

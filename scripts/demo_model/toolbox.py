@@ -181,7 +181,9 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
         return rng.choice(CLASSICS)
     reads = rng.random() < 0.5
     verb = rng.choice((HELD_READ_VERBS if held else READ_VERBS) if reads else (HELD_DO_VERBS if held else DO_VERBS))
-    noun = rng.choice(HELD_NOUNS if held else NOUNS) if rng.random() < 0.75 else x.made_up(rng, 2)
+    if not held and rng.random() < 0.12:
+        verb = x.made_up(rng, rng.choice((1, 2)))
+    noun = rng.choice(HELD_NOUNS if held else NOUNS) if rng.random() < 0.65 else x.made_up(rng, 2) if rng.random() < 0.6 else x.pieced(rng)
     if rng.random() < 0.25:
         noun = f"{rng.choice(x.colours if rng.random() < 0.2 else x.adjectives)}_{noun}"
     if like is not None and like.noun and rng.random() < 0.5:

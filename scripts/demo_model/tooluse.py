@@ -145,6 +145,10 @@ def chain(state: State, n_rounds: int | None = None) -> Turn:
         f"Call {tool.name} with {stops[0]}. Each result names the {link} {slot}. Go on until you have the {end}.",
         f"Begin at {stops[0]}. Follow every {link} until there is a {end}, then tell me the {end}.",
         f"Find the {end}: start at {stops[0]} and follow the {link}.",
+        f"Starting from {stops[0]}, follow the {link} until you reach the {end}. What is it?",
+        f"Follow the {link} from {stops[0]} with {tool.name}. What is the {end} at the end?",
+        f"Walk from {stops[0]} to the {link} each time with {tool.name} until you know the {end}.",
+        f"Look up {stops[0]}. It gives you the {link}. Look that up too, and so on, until there is a {end}.",
     ) if x.split == "train" else (
         f"Go from {stops[0]} along each {link} with {tool.name} to the {end}. What is the {end}?",
         f"Beginning with {stops[0]}, follow the {link} with {tool.name} until you know the {end}.",

@@ -25,6 +25,7 @@ from dataset import DEMO
 from forward import Attend, PackedForward, attend_flash, attend_masked
 from muon import Muon
 from render import Encoder
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -48,7 +49,7 @@ def pick_attention(device: torch.device) -> Attend:
         except RuntimeError as error:
             print(f"flash attention refused: {error}", flush=True)
             return attend_masked
-    errors = [float((a.float() - b.float()).norm() / a.float().norm()) for a, b in zip(*results, strict=True)]
+    errors = [float(((a.float() - b.float()).norm() / a.float().norm()).detach()) for a, b in zip(*results, strict=True)]
     print("flash attention against the masked one:", [f"{e:.1e}" for e in errors], flush=True)
     return attend_flash if max(errors) < 2e-2 else attend_masked
 
@@ -82,6 +83,8 @@ class Trainer:
         self.muon = Muon(matrices)
         self.adam = torch.optim.AdamW(self.others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
         self.elapsed, self.step, self.n_tokens = 0.0, 0, 0
+        if args.init:
+            self.model.load_state_dict(load_file(args.init, device=str(self.device)), strict=False)
         self.state_path: Path = args.out / "state.pt"
         if self.state_path.exists():
             self.load()
@@ -202,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=Path, required=True, help="where dataset.py writes its shards")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init", type=Path, help="model.safetensors to start from, without optimiser state")
     parser.add_argument("--minutes", type=float, default=17.0)
     parser.add_argument("--steps", type=int, default=10**9, help="stop after so many, whatever the clock says")
     parser.add_argument("--batch-rows", type=int, default=32, help="rows of 4,608 tokens a step and GPU")

@@ -9,22 +9,30 @@ from paragraphs import some_words
 from phrasing import Phrases, polite, typed, weighted
 
 SPELL = Phrases(("spell {w}", "spell the word {w}", "how do you spell {w}?", "how is {w} spelled?", "spell out {w}",
-                 "give me the letters of {w}", "spell {w} letter by letter", "how do I spell {w}?", "spelling of {w}?"),
+                 "give me the letters of {w}", "spell {w} letter by letter", "how do I spell {w}?", "spelling of {w}?", "write {w} letter after letter", "write out the letters of {w}", "which letters are in {w}?",
+                 "tell me the letters of {w}", "list the letters of {w}", "type {w} one letter at a time", "write {w} with dashes",
+                 "what letters make {w}?", "the word {w} letter by letter", "what is the spelling of {w}?"),
                 ("write {w} letter by letter", "what are the letters of {w}?"))
 REVERSE = Phrases(("reverse {w}", "reverse the word {w}", "write {w} backwards", "spell {w} backwards", "say {w} backwards",
                    "what is {w} backwards?", "turn {w} around", "what is {w} in reverse?", "{w} backwards", "flip the word {w}",
-                   "what's {w} reversed?", "reverse the letters of {w}"),
+                   "what's {w} reversed?", "reverse the letters of {w}", "read {w} backwards", "read {w} from the end",
+                   "write {w} from back to front", "{w} from back to front", "the letters of {w} in reverse", "print {w} backwards",
+                   "order the letters of {w} from last to first", "put {w} in reverse", "give me {w} in reverse order"),
                   ("read {w} from back to front", "put the letters of {w} in reverse order"))
 LETTERS = Phrases(("how many letters are in {w}?", "count the letters in {w}", "how many letters does {w} have?",
-                   "how long is the word {w}?", "how many letters are there in {w}?", "number of letters in {w}?"),
+                   "how long is the word {w}?", "how many letters are there in {w}?", "number of letters in {w}?", "tell me the number of letters in {w}", "count letters: {w}", "is {w} a long word?",
+                   "what is the length of {w}?"),
                   ("tell me how many letters {w} has",))
 REPEAT = Phrases(("repeat: {t}", "repeat after me: {t}", "say {t}", "say: {t}", "repeat {t}", "repeat this: {t}",
                   "say the following: {t}", "repeat the following text: {t}", "copy this: {t}", "echo {t}", "just say {t}",
-                  "write {t}", "type this: {t}", "reply with exactly this: {t}", "respond with: {t}"),
+                  "write {t}", "type this: {t}", "reply with exactly this: {t}", "respond with: {t}", "send back: {t}", "send {t} back to me",
+                  "say back: {t}", "write this back: {t}", "return this: {t}", "output this: {t}", "print: {t}", "tell me this: {t}",
+                  "give back this text: {t}", "say this: {t}"),
                  ("say this back to me: {t}", "send this back: {t}"))
 WORDS = Phrases(("how many words are in: {t}", "count the words: {t}", "count the words in: {t}", "how many words: {t}",
                  "how many words does this have: {t}", "how many words are in this sentence: {t}", "word count: {t}",
-                 "how many words are there in {t}?"),
+                 "how many words are there in {t}?", "the number of words in: {t}", "what is the number of words in: {t}",
+                "give me the number of words in: {t}", "count how many words: {t}", "words in: {t}"),
                 ("tell me the number of words in: {t}",))
 FIRST = Phrases(("what is the first letter of {w}?", "first letter of {w}?", "which letter does {w} start with?"),
                 ("with which letter does {w} begin?",))
