@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cache.boundaries import PromptShape
-from cache.entry import Entry, RunningEntry
-from cache.planner import CrossTurnSlotId, FullRefill, PrefixRestorePlan, TokenIds
+from cache.entry import Entry, RunningEntry, TokenBuffer, new_lineage
+from cache.planner import (
+    CrossTurnPrefixMetadata,
+    CrossTurnSlotId,
+    FullRefill,
+    PrefixRestorePlan,
+    TokenIds,
+)
+from cache.ring import CheckpointRing
+from cache.state import SequenceState
 
 Origin = Literal["none", "slot", "running", "shared"]
 """Where the reused ids come from: nowhere, an entry at rest of the slot, a request of the slot that
@@ -55,6 +63,40 @@ class Choice:
     def keep(self) -> frozenset[int]:
         """Positions that the ring must not thin while this prompt is the conversation's last."""
         return self.shape.keep if self.parted_at is None else self.shape.keep | {self.parted_at}
+
+    def begin(
+        self,
+        number: int,
+        now_s: float,
+        *,
+        metadata: CrossTurnPrefixMetadata,
+        ids: TokenBuffer,
+        ring: CheckpointRing,
+        state: SequenceState,
+        moved: Entry | None = None,
+    ) -> RunningEntry:
+        """The running entry of this request, at the state it begins with.
+
+        Args:
+            moved: the entry that goes on in it; None where the conversation is a new one.
+        """
+        # A prompt that says nothing of its shape keeps what is known of its conversation.
+        known = moved if self.shape == PromptShape() else None
+        return RunningEntry(
+            number=number,
+            lineage=new_lineage() if moved is None else moved.lineage,
+            slot=self.slot,
+            tenant=self.tenant,
+            metadata=metadata,
+            ids=ids,
+            ring=ring,
+            keep=self.keep if known is None else known.keep | self.keep,
+            next_points=self.shape.shared_points if known is None else known.next_points,
+            system_end=self.shape.system_end if known is None else known.system_end,
+            created_at=now_s if moved is None else moved.created_at,
+            n_hits=0 if moved is None else moved.n_hits + 1,
+            live=state,
+        )
 
     def reason(self, where: Callable[[int], str] = "token {}".format) -> str:
         """One sentence: what was reused and why no more.

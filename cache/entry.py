@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
+from uuid import uuid4
 
 import numpy as np
 
@@ -21,6 +22,11 @@ from cache.planner import (
 )
 from cache.ring import CheckpointRing
 from cache.state import Checkpoint, SequenceState
+
+
+def new_lineage() -> str:
+    """A name that no conversation has had, in any process."""
+    return uuid4().hex
 
 
 class TokenBuffer:
@@ -91,6 +97,7 @@ class Conversation:
 
     Attributes:
         number: unique in the store, in order of creation.
+        lineage: names the conversation for as long as it goes on, across restarts too.
         slot: whose memory it is.
         tenant: whose slot it is.
         metadata: what the state was computed with.
@@ -104,6 +111,7 @@ class Conversation:
     """
 
     number: int
+    lineage: str
     slot: CrossTurnSlotId
     tenant: str | None
     metadata: CrossTurnPrefixMetadata
@@ -165,6 +173,7 @@ class Entry(Conversation):
         return replace(
             self,
             number=number,
+            lineage=new_lineage(),
             slot=slot,
             ids=self.ids.copy(len(self)),
             ring=CheckpointRing(self.ring.limits),
@@ -267,6 +276,7 @@ class RunningEntry(Conversation):
         return replace(
             self,
             number=number,
+            lineage=new_lineage(),
             ids=self.ids.copy(len(self)),
             ring=CheckpointRing(self.ring.limits, self.ring.checkpoints),
             n_hits=0,

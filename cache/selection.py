@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache.choice import Origin
+from cache.boundaries import PromptShape, choose_captures
+from cache.choice import Choice, Origin, diverged_at
 from cache.entry import Entry, RunningEntry
 from cache.planner import (
     CrossTurnPrefixMetadata,
+    CrossTurnSlotId,
     PrefixRestorePlan,
     TokenIds,
     plan_prefix_reuse,
@@ -111,3 +113,37 @@ def should_fork(candidate: Candidate, prompt_ids: TokenIds, system_end: int, *, 
             return False
     n_copied_bytes = source.n_own_bytes * plan.reusable_len // plan.old_represented_len
     return n_copied_bytes <= free_bytes or candidate.n_left_behind > plan.reusable_len
+
+
+def choose(
+    found: Candidate,
+    slot: CrossTurnSlotId,
+    prompt_ids: TokenIds,
+    tenant: str | None,
+    shape: PromptShape,
+    *,
+    free_bytes: int,
+    max_captures: int,
+) -> Choice:
+    """What to do with ``found``: move or copy it, and where to keep states while the rest is fed."""
+    parted_at = diverged_at(found.plan, len(prompt_ids))
+    if parted_at is not None and found.expects(parted_at):
+        parted_at = None
+    return Choice(
+        slot=slot,
+        tenant=tenant,
+        prompt_ids=prompt_ids,
+        shape=shape,
+        plan=found.plan,
+        origin=found.origin if found.plan.reusable_len > 0 else "none",
+        forks=should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes),
+        parted_at=parted_at,
+        captures=choose_captures(
+            shape,
+            start=found.plan.suffix_start,
+            end=len(prompt_ids),
+            parted_at=parted_at,
+            max_count=max_captures,
+        ),
+        source=found.source,
+    )

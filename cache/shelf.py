@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cache.counters import Counters
+from cache.disk import DiskTier
 from cache.entry import Entry
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
 from cache.ledger import Ledger
@@ -20,6 +21,7 @@ class Shelf:
         max_entries_per_slot: entries that one slot may keep.
         clock: seconds, monotonic.
         choose_victim: decides what goes when bytes are needed.
+        disk: where everything at rest is also written, or None.
     """
 
     def __init__(
@@ -29,12 +31,14 @@ class Shelf:
         max_entries_per_slot: int,
         clock: Callable[[], float],
         choose_victim: ChooseVictim,
+        disk: DiskTier | None = None,
     ) -> None:
         self.ledger = Ledger()
         self._counters = counters
         self._max_entries_per_slot = max_entries_per_slot
         self._clock = clock
         self._choose_victim = choose_victim
+        self._disk = disk
         self._slots: dict[CrossTurnSlotId, Slot] = {}
 
     @property
@@ -71,11 +75,15 @@ class Shelf:
                 other.used_at = entry.used_at
                 self._absorb(other, entry)
                 return
+        if self._disk is not None:
+            self._disk.want(entry)
         while len(slot) > self._max_entries_per_slot:
             self._evict(least_useful_entry(slot, self.ledger, self._clock()))
 
     def remove(self, entry: Entry) -> None:
-        """Let ``entry`` go."""
+        """Let ``entry`` go. What the disk has of it stays."""
+        if self._disk is not None:
+            self._disk.withdraw(entry)
         slot = self._slots[entry.slot]
         slot.remove(entry)
         self.ledger.remove(entry)
@@ -104,15 +112,22 @@ class Shelf:
         if len(shorter) < len(longer):
             kept.append(shorter.state.snapshot())
         self.remove(shorter)
+        if self._disk is not None:
+            self._disk.forget(shorter.lineage)
+            self._disk.withdraw(longer)
         self.ledger.remove(longer)
         for checkpoint in kept:
             longer.ring.add(checkpoint)
         longer.ring.thin(end=len(longer), live_bytes=longer.state.n_bytes, keep=longer.keep)
         longer.n_hits = max(longer.n_hits, shorter.n_hits)
         self.ledger.add(longer)
+        if self._disk is not None:
+            self._disk.want(longer)
 
     def _evict(self, victim: Victim) -> None:
         if victim.checkpoint is None:
+            if self._disk is not None:
+                self._disk.finish(victim.entry)
             self.remove(victim.entry)
             self._counters.n_evicted_entries += 1
         else:

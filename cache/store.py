@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cache import selection
-from cache.boundaries import PromptShape, choose_captures
-from cache.choice import Choice, diverged_at
+from cache import integrity, selection
+from cache.boundaries import PromptShape
+from cache.choice import Choice
 from cache.counters import Counters
+from cache.disk import DiskTier
 from cache.entry import Entry, RunningEntry, TokenBuffer
 from cache.eviction import ChooseVictim, least_useful
 from cache.planner import (
@@ -28,6 +29,12 @@ from cache.shelf import Shelf
 from cache.slots import SlotInfo, describe
 from cache.state import SequenceState
 
+MIN_RECALL_TOKENS = 64
+"""Reading back from the disk must save at least so much over what memory holds."""
+
+Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
+"""What a conversation is made of."""
+
 
 class Store:
     """All slots, one budget.
@@ -42,6 +49,7 @@ class Store:
         new_state: makes an empty state.
         max_entries_per_slot: keeps planning cheap; the budget is the true limit.
         choose_victim: decides what goes when bytes are needed; replaced only to compare policies.
+        disk: keeps what is at rest across restarts and evictions, or None.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class Store:
         new_state: Callable[[], SequenceState],
         max_entries_per_slot: int = 24,
         choose_victim: ChooseVictim = least_useful,
+        disk: DiskTier | None = None,
     ) -> None:
         self.metadata = metadata
         self.budget_bytes = budget_bytes
@@ -68,7 +77,9 @@ class Store:
             max_entries_per_slot=max_entries_per_slot,
             clock=clock,
             choose_victim=choose_victim,
+            disk=disk,
         )
+        self._disk = disk
         self._running: dict[int, RunningEntry] = {}
         self._n_numbers = 0
 
@@ -84,43 +95,40 @@ class Store:
         """What to reuse for ``prompt_ids`` [n], n >= 1. Changes nothing."""
         assert len(prompt_ids) > 0, "a prompt has at least one token"
         shape = shape or PromptShape()
-        found = self._find(slot, prompt_ids, tenant, shape)
-        free_bytes = self.budget_bytes - self.n_bytes
-        forks = selection.should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes)
-        parted_at = diverged_at(found.plan, len(prompt_ids))
-        if parted_at is not None and found.expects(parted_at):
-            parted_at = None
-        return Choice(
-            slot=slot,
-            tenant=tenant,
-            prompt_ids=prompt_ids,
-            shape=shape,
-            plan=found.plan,
-            origin=found.origin if found.plan.reusable_len > 0 else "none",
-            forks=forks,
-            parted_at=parted_at,
-            captures=choose_captures(
-                shape,
-                start=found.plan.suffix_start,
-                end=len(prompt_ids),
-                parted_at=parted_at,
-                max_count=self._ring_limits.max_count,
-            ),
-            source=found.source,
+        return selection.choose(
+            self._find(slot, prompt_ids, tenant, shape),
+            slot,
+            prompt_ids,
+            tenant,
+            shape,
+            free_bytes=self.budget_bytes - self.n_bytes,
+            max_captures=self._ring_limits.max_count,
         )
 
     def take(self, choice: Choice) -> RunningEntry:
         """Carry ``choice`` out: its entry moves, or is copied, into a running entry whose state
         stands after the first ``choice.plan.reusable_len`` prompt ids."""
         source = choice.source
+        moved: Entry | None = None
         if source is None or isinstance(choice.plan.mode, FullRefill):
-            running = self._run(choice, TokenBuffer(), CheckpointRing(self._ring_limits), self._new_state())
+            ids, ring, state = TokenBuffer(), CheckpointRing(self._ring_limits), self._new_state()
         elif choice.forks or isinstance(source, RunningEntry):
-            running = self._fork(choice, source)
+            ids, ring, state = self._forked(choice, source)
         else:
-            running = self._move(choice, source)
+            ids, ring, state = self._moved(choice, source)
+            moved = source
+        running = choice.begin(
+            self._next_number(),
+            self._clock(),
+            metadata=self.metadata,
+            ids=ids,
+            ring=ring,
+            state=state,
+            moved=moved,
+        )
         assert running.state.length == len(running) == choice.plan.reusable_len
-        self._count(choice)
+        self._running[running.number] = running
+        self.counters.count_request(len(choice.prompt_ids), choice.plan.reusable_len)
         self.enforce()
         return running
 
@@ -156,6 +164,41 @@ class Store:
         for entry in tuple(self._shelf.entries()):
             self._shelf.remove(entry)
 
+    # -- disk -----------------------------------------------------------------------------------
+
+    def recall(self, slot: CrossTurnSlotId, prompt_ids: TokenIds, tenant: str | None = None) -> None:
+        """Before a plan: bring back from the disk what saves more than anything in memory does."""
+        while self._disk is not None and (found := self._disk.best(slot, prompt_ids)) is not None:
+            in_memory = self._find(slot, prompt_ids, tenant, PromptShape()).plan.reusable_len
+            if (
+                found.state.length < in_memory + MIN_RECALL_TOKENS
+                or self._disk.n_bytes_of(found) > self.budget_bytes
+            ):
+                return
+            recalled = self._disk.read(found)
+            if recalled is None:
+                continue
+            entry = recalled.as_entry(
+                self._next_number(),
+                self._clock(),
+                tenant=tenant,
+                metadata=self.metadata,
+                limits=self._ring_limits,
+                goes_on=all(c.lineage != found.manifest.lineage for c in self._conversations()),
+            )
+            self._shelf.publish(entry)
+            self.enforce()
+            return
+
+    def write_behind(self) -> bool:
+        """When there is nothing else to do: send one file to the disk; False when all is there."""
+        return self._disk is not None and self._disk.step()
+
+    def close(self) -> None:
+        """Write what is not on the disk yet, and wait for it."""
+        if self._disk is not None:
+            self._disk.close()
+
     # -- memory ---------------------------------------------------------------------------------
 
     @property
@@ -182,13 +225,9 @@ class Store:
     def check(self) -> None:
         """Assert all invariants over the whole store. For tests and debugging; walks everything."""
         self._shelf.check()
-        resting = tuple(self._shelf.entries())
-        states = [id(c.state) for c in self._conversations() if not c.is_lent]
-        assert len(states) == len(set(states)), "two entries share a state"
-        rings = {id(c): c.n_bytes for e in self._conversations() for c in e.ring.checkpoints}
-        n_held = sum(c.n_own_bytes for c in self._conversations()) + sum(rings.values())
-        assert n_held == self.n_bytes, f"{self.n_bytes} bytes are counted, {n_held} are held"
-        assert n_held <= self.budget_bytes or not resting, "over budget with something at rest"
+        integrity.check(
+            tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self.budget_bytes
+        )
 
     # -- for people -----------------------------------------------------------------------------
 
@@ -204,7 +243,8 @@ class Store:
             self._shelf.remove(entry)
         for runner in running:
             runner.is_forgotten = True
-        return len(resting) + len(running)
+        n_on_disk = 0 if self._disk is None else self._disk.forget_slot(slot)
+        return max(len(resting) + len(running), n_on_disk)
 
     def fork(self, slot: CrossTurnSlotId, new_slot: CrossTurnSlotId, tenant: str | None = None) -> int:
         """Copy a slot's entries at rest under ``new_slot`` of the same tenant; returns how many."""
@@ -231,22 +271,18 @@ class Store:
         foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
         return selection.best((found, *foreign), self.metadata, prompt_ids)
 
-    def _move(self, choice: Choice, entry: Entry) -> RunningEntry:
+    def _moved(self, choice: Choice, entry: Entry) -> Parts:
+        """The entry itself, cut to what the prompt shares with it."""
         self._shelf.remove(entry)
         n = choice.plan.reusable_len
         if isinstance(choice.plan.mode, ReplayFromCheckpoint):
             entry.state.restore(entry.ring.at(n))
             entry.ids.truncate(n)
             entry.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
-        running = self._run(choice, entry.ids, entry.ring, entry.state, entry)
-        if len(running) == choice.plan.old_represented_len and (choice.shape.last_user_start or n) < n:
-            # What was read ahead ends inside the last message's header, past the boundary that an edit
-            # of that message goes back to: its end takes that boundary's place.
-            running.ring.add(running.state.snapshot())
-            running.keep |= {n}
-        return running
+        return entry.ids, entry.ring, entry.state
 
-    def _fork(self, choice: Choice, source: Entry | RunningEntry) -> RunningEntry:
+    def _forked(self, choice: Choice, source: Entry | RunningEntry) -> Parts:
+        """A copy of what the prompt shares with ``source``."""
         n = choice.plan.reusable_len
         state = source.fork_state(source.ring.at(n))
         # A checkpoint is a value: forks of a slot hold the same ones. Slots share none, ever.
@@ -254,41 +290,7 @@ class Store:
         ring = CheckpointRing(self._ring_limits, (c for c in shared if c.length <= n))
         ring.add(state.snapshot())
         self.counters.n_forks += 1
-        return self._run(choice, source.ids.copy(n), ring, state)
-
-    def _run(
-        self,
-        choice: Choice,
-        ids: TokenBuffer,
-        ring: CheckpointRing,
-        state: SequenceState,
-        moved: Entry | None = None,
-    ) -> RunningEntry:
-        shape = choice.shape
-        # A prompt that says nothing of its shape keeps what is known of its conversation.
-        known = moved if shape == PromptShape() else None
-        running = RunningEntry(
-            number=self._next_number(),
-            slot=choice.slot,
-            tenant=choice.tenant,
-            metadata=self.metadata,
-            ids=ids,
-            ring=ring,
-            keep=choice.keep if known is None else known.keep | choice.keep,
-            next_points=shape.shared_points if known is None else known.next_points,
-            system_end=shape.system_end if known is None else known.system_end,
-            created_at=self._clock() if moved is None else moved.created_at,
-            n_hits=0 if moved is None else moved.n_hits + 1,
-            live=state,
-        )
-        self._running[running.number] = running
-        return running
-
-    def _count(self, choice: Choice) -> None:
-        self.counters.n_requests += 1
-        self.counters.n_hits += choice.plan.reusable_len > 0
-        self.counters.n_prompt_tokens += len(choice.prompt_ids)
-        self.counters.n_reused_tokens += choice.plan.reusable_len
+        return source.ids.copy(n), ring, state
 
     def _running_in(self, slot: CrossTurnSlotId) -> tuple[RunningEntry, ...]:
         return tuple(r for r in self._running.values() if r.slot == slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fake_state import FakeState, Geometry
 
+from cache.disk import DiskTier
 from cache.planner import AdapterId, CrossTurnPrefixMetadata, CrossTurnSlotId
 from cache.ring import RingLimits
 from cache.store import Store
@@ -49,6 +50,7 @@ def make_store(
     share_prefixes: bool = True,
     clock: FakeClock | None = None,
     max_entries_per_slot: int = 24,
+    disk: DiskTier | None = None,
 ) -> Store:
     """A store over fake states; by default nothing is ever evicted or thinned for its bytes."""
     return Store(
@@ -59,4 +61,5 @@ def make_store(
         clock=clock or FakeClock(),
         new_state=lambda: FakeState(geometry),
         max_entries_per_slot=max_entries_per_slot,
+        disk=disk,
     )

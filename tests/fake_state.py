@@ -90,12 +90,15 @@ class FakeState:
         self.value, self.position = checkpoint.value, checkpoint.length
 
     def fork(self, checkpoint: Checkpoint) -> SequenceState:
-        twin = FakeState(self.geometry)
-        twin.rows = self.rows[: checkpoint.length]
-        twin._capacity = len(twin.rows)
         assert isinstance(checkpoint, FakeCheckpoint)
-        twin.value, twin.position = checkpoint.value, checkpoint.length
+        twin = FakeState(self.geometry)
+        twin.adopt(self.rows[: checkpoint.length], checkpoint)
         return twin
+
+    def adopt(self, rows: list[int], checkpoint: FakeCheckpoint) -> None:
+        """Become what ``rows`` and ``checkpoint`` say, true or not: :meth:`check` will tell."""
+        self.rows, self._capacity = rows, len(rows)
+        self.value, self.position = checkpoint.value, checkpoint.length
 
     def check(self) -> None:
         assert self.position == len(self.rows), "recurrent state and KV rows disagree"

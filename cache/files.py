@@ -1,0 +1,92 @@
+"""Which files the cache folder holds, who needs them, and which go first when it is full."""
+
+from __future__ import annotations
+
+import fcntl
+from collections import Counter
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import IO
+
+from cache.writer import Job, Writer
+
+MAX_WAITING_BYTES = 512 * 2**20
+"""Bytes on their way to the disk at most; beyond that nothing new is sent there."""
+
+
+class Files:
+    """The folder's content files: counted, wanted, bounded.
+
+    What is known here is what the disk holds once the writer has done all its jobs. A file that nobody
+    needs any more is deleted at once, except that of an interrupted write, which will be needed again:
+    it goes when room is needed, or at the next start.
+    """
+
+    def __init__(self, folder: Path, writer: Writer, max_bytes: int) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.n_bytes = 0
+        self._writer = writer
+        self._sizes: dict[str, int] = {}
+        self._holders: Counter[str] = Counter()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the disk is too far behind to be sent more."""
+        return self._writer.n_waiting_bytes > MAX_WAITING_BYTES
+
+    def sum_of(self, names: Iterable[str]) -> int:
+        """Bytes of ``names`` together."""
+        return sum(self._sizes.get(name, 0) for name in names)
+
+    def found(self, name: str, n_bytes: int) -> None:
+        """Note that the folder holds ``name``."""
+        self.n_bytes += n_bytes - self._sizes.get(name, 0)
+        self._sizes[name] = n_bytes
+
+    def write(self, job: Job) -> None:
+        """Write a file that is not there."""
+        self.found(job.path.name, job.n_bytes)
+        self._writer.put(job)
+
+    def hold(self, names: Collection[str]) -> None:
+        """Somebody needs ``names``, which may not be there yet."""
+        self._holders.update(names)
+
+    def release(self, names: Collection[str], *, delete: bool = True) -> None:
+        """Somebody needs ``names`` no longer; what nobody needs is deleted."""
+        self._holders.subtract(names)
+        for name in names:
+            if self._holders[name] <= 0:
+                del self._holders[name]
+                if delete:
+                    self.delete(name)
+
+    def delete_unneeded(self) -> None:
+        """Delete what nobody needs."""
+        for name in [name for name in self._sizes if name not in self._holders]:
+            self.delete(name)
+
+    def delete(self, name: str) -> None:
+        """Delete ``name``, if it is there."""
+        if name in self._sizes:
+            self.n_bytes -= self._sizes.pop(name)
+            self._writer.put(Job(self.folder / name))
+
+
+def claim(path: Path) -> IO[str]:
+    """Keep other processes out until the file is closed, or the process ends.
+
+    Raises:
+        BlockingIOError: another process is there.
+    """
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file

@@ -1,0 +1,139 @@
+"""What makes up one conversation on disk: its ids, and the names of the files that hold its state.
+
+Names are chained hashes over the ids from the start: equal beginnings have equal names, so a
+conversation that grows writes only what is new, and a fork of it nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+from cache.planner import CrossTurnSlotId, TokenIds, longest_common_token_prefix
+
+SEGMENT_TOKENS = 512
+"""Tokens whose KV rows share a file. Only the last, partial segment is written anew as a conversation
+grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFile:
+    """The KV rows of tokens [start, end)."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The recurrent state after ``length`` tokens."""
+
+    name: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One conversation on disk.
+
+    Attributes:
+        lineage: names the conversation for as long as it goes on.
+        slot: whose memory it is.
+        ids: uint32 [n], what was fed.
+        rows: files that together hold the rows [0, n), in order.
+        states: states to go back to, ascending; the last one stands at n.
+        keep, next_points, system_end: as in :class:`cache.entry.Conversation`.
+        saved_unix_s: when it was last used.
+    """
+
+    lineage: str
+    slot: CrossTurnSlotId
+    ids: TokenIds
+    rows: tuple[RowsFile, ...]
+    states: tuple[StateFile, ...]
+    keep: tuple[int, ...]
+    next_points: tuple[int, ...]
+    system_end: int
+    saved_unix_s: float
+
+    @property
+    def file_names(self) -> frozenset[str]:
+        """Everything it needs."""
+        return frozenset(f.name for f in self.rows) | frozenset(f.name for f in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A conversation on disk and how far it helps a prompt.
+
+    Attributes:
+        state: the deepest of its states that the prompt can go on from.
+    """
+
+    manifest: Manifest
+    state: StateFile
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the conversation would be left behind."""
+        return self.state is self.manifest.states[-1]
+
+
+def best_match(manifests: Iterable[Manifest], prompt_ids: TokenIds) -> Found | None:
+    """Which of ``manifests`` saves ``prompt_ids`` [n] most; at least one id is left to feed."""
+    best: Found | None = None
+    for manifest in manifests:
+        shared = min(longest_common_token_prefix(manifest.ids, prompt_ids), len(prompt_ids) - 1)
+        for state in manifest.states:
+            if state.length <= shared and (best is None or state.length > best.state.length):
+                best = Found(manifest, state)
+    return best
+
+
+def name_files(
+    seed: str, ids: TokenIds, lengths: Iterable[int]
+) -> tuple[tuple[RowsFile, ...], tuple[StateFile, ...]]:
+    """The files of a conversation with ``ids`` [n] and states at ``lengths``, the last of them n.
+
+    Args:
+        seed: what else the content depends on: model, slot.
+    """
+    wanted = sorted(lengths)
+    cuts = sorted({*range(0, len(ids), SEGMENT_TOKENS), len(ids), *wanted})
+    chain, names = blake2b(seed.encode(), digest_size=16), {}
+    for start, end in pairwise(cuts):
+        chain.update(ids[start:end].tobytes())
+        names[end] = chain.hexdigest()
+    segments = [*range(0, len(ids), SEGMENT_TOKENS), len(ids)]
+    rows = tuple(RowsFile(f"{names[end]}.rows", start, end) for start, end in pairwise(segments))
+    return rows, tuple(StateFile(f"{names[length]}.state", length) for length in wanted)
+
+
+def to_facts(manifest: Manifest) -> dict[str, Any]:
+    """``manifest`` without its ids, as JSON can hold it."""
+    facts = asdict(replace(manifest, ids=manifest.ids[:0]))
+    del facts["ids"]
+    return facts
+
+
+def from_facts(facts: dict[str, Any], ids: TokenIds) -> Manifest:
+    """The inverse of :func:`to_facts`.
+
+    Raises:
+        KeyError, TypeError, ValueError: ``facts`` are not those of a manifest.
+    """
+    return Manifest(
+        lineage=str(facts["lineage"]),
+        slot=CrossTurnSlotId(int(facts["slot"]["value"])),
+        ids=ids,
+        rows=tuple(RowsFile(**row) for row in facts["rows"]),
+        states=tuple(StateFile(**state) for state in facts["states"]),
+        keep=tuple(facts["keep"]),
+        next_points=tuple(facts["next_points"]),
+        system_end=int(facts["system_end"]),
+        saved_unix_s=float(facts["saved_unix_s"]),
+    )
