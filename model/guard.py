@@ -48,7 +48,7 @@ class Guard:
         if not typed.isascii():
             if self.mark in typed or any(char in typed for char in self.stand_ins):
                 raise GuardClashError
-            typed = _well_formed(typed)
+            typed = well_formed(typed)
         for char, stand_in in zip(self.guarded, self.stand_ins, strict=True):
             typed = typed.replace(char, stand_in)
         return typed
@@ -68,7 +68,9 @@ class Guard:
         return guarded.translate(self._restoring)
 
 
-def _well_formed(text: str) -> str:
+def well_formed(text: str) -> str:
+    """``text`` without lone surrogates: halves of a pair that stand together are joined, others become
+    U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.errors import CheckpointError
+from model.guard import well_formed
 
 PARAGRAPH = re.compile(r"(?<=\n\n)(?=[A-Za-z])")
 """Between a blank line and a letter. No pattern below has a match that holds a line feed and then a
@@ -111,11 +112,11 @@ class TextTokenizer:
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Ids [n] of the plain tokenizer: control strings in ``text`` become control ids."""
-        return np.array(self._with_controls.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        return _ids(self._with_controls, text)
 
     def encode_text(self, text: str) -> NDArray[np.uint32]:
         """Ids [n] of ``text`` as nothing but text: it holds no control id, whatever was typed."""
-        return np.array(self._without_controls.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        return _ids(self._without_controls, text)
 
     def split(self, text: str) -> list[str]:
         """``text`` cut at control strings: plain text at even indices, control strings at odd ones."""
@@ -159,6 +160,10 @@ SHOWN_CONTROLS = frozenset(
     {"<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"}
 )
 """Control tokens that are part of a reply's own markup, shown even where a file calls them special."""
+
+
+def _ids(encoder: Tokenizer, text: str) -> NDArray[np.uint32]:
+    return np.array(encoder.encode(well_formed(text), add_special_tokens=False).ids, dtype=np.uint32)
 
 
 def _parse_definition(definition: str) -> dict[str, Any]:

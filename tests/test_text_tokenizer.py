@@ -96,6 +96,14 @@ def test_end_tokens_are_hidden_and_the_tags_of_thoughts_and_calls_are_not() -> N
     assert shown == "a<think>b</think><tool_call>"
 
 
+@pytest.mark.parametrize(
+    ("text", "read"), [("a\ud83d", "a\ufffd"), ("\ud83d\ude00", "😀"), ("\udc00b", "\ufffdb")]
+)
+def test_lone_surrogates_are_no_fault(text: str, read: str) -> None:
+    assert tokenizer_with().decode(tokenizer_with().encode(text)) == read
+    assert tokenizer_with().decode(tokenizer_with().encode_text(text)) == read
+
+
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     assert tokenizer_with().token_bytes(10**6) == b""
     assert tokenizer_with().token_bytes(-1) == b""
