@@ -11,6 +11,7 @@ from cache.entry import Entry, RunningEntry, TokenBuffer, new_lineage
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
+    ExactAppend,
     FullRefill,
     PrefixRestorePlan,
     TokenIds,
@@ -60,9 +61,18 @@ class Choice:
         return diverged_at(self.plan, len(self.prompt_ids))
 
     @property
+    def begins_inside_last_message(self) -> bool:
+        """Whether the entry ends past the start of the last user message, of which it knows no more
+        than the header (it was read ahead): an edit of that message goes back to the entry's end."""
+        start = self.shape.last_user_start
+        appends = isinstance(self.plan.mode, ExactAppend)
+        return appends and start is not None and start < self.plan.reusable_len
+
+    @property
     def keep(self) -> frozenset[int]:
         """Positions that the ring must not thin while this prompt is the conversation's last."""
-        return self.shape.keep if self.parted_at is None else self.shape.keep | {self.parted_at}
+        keep = self.shape.keep if self.parted_at is None else self.shape.keep | {self.parted_at}
+        return keep | {self.plan.reusable_len} if self.begins_inside_last_message else keep
 
     def begin(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from hashlib import blake2b
@@ -27,6 +28,8 @@ from cache.recalled import Recalled
 from cache.writer import Job, Writer
 
 log = logging.getLogger("crossturn.cache")
+
+_CATCH_UP_S = 0.01
 
 MANIFESTS, CONTENT = "conversations", "content"
 
@@ -98,10 +101,18 @@ class DiskTier:
                 if self._files.is_congested:
                     write.close()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something that is wanted has not been sent yet."""
+        return len(self._writes) > 0
+
     def step(self) -> bool:
-        """Send one more file to the disk; False when there is none, or the disk is far behind."""
-        if not self._writes or self._files.is_congested:
+        """Send one more file to the disk, or give it a moment to catch up; False when all is sent."""
+        if not self._writes:
             return False
+        if self._files.is_congested:
+            time.sleep(_CATCH_UP_S)
+            return True
         lineage, write = next(iter(self._writes.items()))
         if next(write, self) is self:
             del self._writes[lineage]

@@ -127,6 +127,8 @@ class Store:
             moved=moved,
         )
         assert running.state.length == len(running) == choice.plan.reusable_len
+        if choice.begins_inside_last_message:
+            running.ring.add(running.state.snapshot())
         self._running[running.number] = running
         self.counters.count_request(len(choice.prompt_ids), choice.plan.reusable_len)
         self.enforce()
@@ -189,6 +191,11 @@ class Store:
             self._shelf.publish(entry)
             self.enforce()
             return
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something at rest is not on the disk yet."""
+        return self._disk is not None and self._disk.is_behind
 
     def write_behind(self) -> bool:
         """When there is nothing else to do: send one file to the disk; False when all is there."""

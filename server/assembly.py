@@ -6,10 +6,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cache.disk import DiskTier
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
 from model.backend import Backend, detect
+from model.codec import StateCodec
+from model.errors import ModelError
 from model.forward import Forward
 from model.load import load
 from model.tokenizer import TextTokenizer
@@ -27,6 +30,8 @@ class EngineOptions:
         adapter_path: folder of a LoRA adapter made by mlx-lm, or None.
         context_length: tokens of a prompt and its reply together; None for the model's own limit.
         memory_budget: bytes for retained conversations; None for what the machine allows.
+        cache_dir: a folder that keeps conversations across restarts, or None.
+        cache_dir_bytes: what that folder may hold.
         ring: how many checkpoints an entry keeps.
         shares_prefixes: whether slots of one tenant may copy a common system prefix from each other.
         loop: how much is taken on at once.
@@ -36,6 +41,8 @@ class EngineOptions:
     adapter_path: Path | None = None
     context_length: int | None = None
     memory_budget: int | None = None
+    cache_dir: Path | None = None
+    cache_dir_bytes: int = 16 * 2**30
     ring: RingLimits = field(default_factory=RingLimits)
     shares_prefixes: bool = True
     loop: LoopOptions = field(default_factory=LoopOptions)
@@ -45,19 +52,21 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     """Load the model and put a loop around it. Runs on the thread that will run the loop.
 
     Raises:
-        ModelError: the checkpoint cannot be loaded.
+        ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
     """
     backend = detect()
     forward = load(options.model_path, adapter_path=options.adapter_path)
     context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
     budget_bytes = options.memory_budget or default_budget(backend, forward)
+    known = metadata(forward, tokenizer, context_length)
     store = Store(
-        metadata(forward, tokenizer, context_length),
+        known,
         budget_bytes=budget_bytes,
         ring_limits=options.ring,
         share_prefixes=options.shares_prefixes,
         clock=time.monotonic,
         new_state=forward.new_state,
+        disk=disk_tier(options, known, forward),
     )
     loop = EngineLoop(
         forward,
@@ -80,6 +89,28 @@ def default_budget(backend: Backend, forward: Forward) -> int:
     """Bytes for retained conversations: of what the machine can give, less the weights, three
     quarters; the rest is for activations and for whatever else runs there."""
     return max((backend.n_memory_bytes - forward.n_weight_bytes) * 3 // 4, _LEAST_BUDGET)
+
+
+def disk_tier(options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward) -> DiskTier | None:
+    """What keeps conversations across restarts, where it is wanted.
+
+    Raises:
+        ModelError: the folder cannot be used.
+    """
+    if options.cache_dir is None:
+        return None
+    try:
+        return DiskTier(
+            options.cache_dir,
+            max_bytes=options.cache_dir_bytes,
+            metadata=metadata,
+            codec=StateCodec(forward.new_state),
+            clock=time.time,
+        )
+    except BlockingIOError as error:
+        raise ModelError(f"the cache folder {options.cache_dir} is in use by another server") from error
+    except OSError as error:
+        raise ModelError(f"the cache folder {options.cache_dir} cannot be used: {error}") from error
 
 
 def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) -> CrossTurnPrefixMetadata:

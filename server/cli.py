@@ -110,6 +110,19 @@ def _add_memory_options(group: argparse._ArgumentGroup) -> None:
         help="memory for retained conversations, e.g. 8GiB (default: from the machine)",
     )
     group.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder that keeps conversations across restarts (default: none)",
+    )
+    group.add_argument(
+        "--cache-dir-size",
+        dest="cache_dir_bytes",
+        type=_size,
+        metavar="SIZE",
+        help="what that folder may hold (default: 16GiB)",
+    )
+    group.add_argument(
         "--max-running",
         type=_positive(int),
         metavar="N",

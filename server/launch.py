@@ -71,6 +71,8 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         adapter_path=settings.adapter_path,
         context_length=settings.context_length,
         memory_budget=settings.memory_budget_bytes,
+        cache_dir=settings.cache_dir,
+        cache_dir_bytes=settings.cache_dir_bytes,
         shares_prefixes=not settings.api_keys if shares is None else shares,
         ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
         loop=LoopOptions(

@@ -118,7 +118,7 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return self.has_requests or bool(self._ahead or self._reading)
+        return self.has_requests or bool(self._ahead or self._reading) or self._store.is_behind
 
     @property
     def _reading_request(self) -> GenerationRequest | None:
@@ -191,7 +191,8 @@ class EngineLoop:
     # -- the algorithm ----------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Admit what fits, read one chunk of a prompt, write one token of every reply.
+        """Admit what fits, read one chunk of a prompt, write one token of every reply; when there is
+        nothing of that, write one file of the cache folder.
 
         Returns:
             whether there was anything to do.
@@ -204,7 +205,7 @@ class EngineLoop:
             return True
         if self._options.checks_store:
             self._store.check()
-        return False
+        return self._store.write_behind()
 
     def _admit(self) -> None:
         """Choose the next prompt to read: the oldest that fits, else one to read ahead."""
@@ -228,6 +229,7 @@ class EngineLoop:
 
     def _begin(self, request: GenerationRequest | WarmRequest) -> None:
         """Plan the prompt and take the state that the plan names."""
+        self._store.recall(request.slot, request.prompt.ids, request.tenant)
         choice, n_adopted = self._plan(request), 0
         if self._options.keeps_fed_ids and choice.source is not None and choice.diverged_at is not None:
             prompt, n_adopted = adopt_fed_ids(

@@ -37,6 +37,8 @@ class Settings:
         adapter_path: a LoRA adapter to put over the model.
         served_model_names: further names under which requests may ask for the model.
         memory_budget_bytes: memory for retained conversations; None takes the machine's default.
+        cache_dir: a folder that keeps conversations across restarts; None keeps them in memory alone.
+        cache_dir_bytes: what that folder may hold.
         context_length: at most this many tokens a conversation; None takes the checkpoint's limit.
         max_running: sequences that decode together at most.
         share_prefixes: share system-and-tools prefixes between slots of one tenant; None shares
@@ -61,6 +63,8 @@ class Settings:
     adapter_path: Path | None = None
     served_model_names: tuple[str, ...] = ()
     memory_budget_bytes: int | None = None
+    cache_dir: Path | None = None
+    cache_dir_bytes: int = 16 * 1024**3
     context_length: int | None = None
     max_running: int = 16
     share_prefixes: bool | None = None
