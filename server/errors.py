@@ -16,16 +16,12 @@ An ``InputError`` of the rooms below is a 400.
 
 from __future__ import annotations
 
-import logging
-
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from model.errors import CrossturnError, InputError
-
-log = logging.getLogger("crossturn.errors")
 
 
 class ErrorFields(TypedDict):
@@ -166,14 +162,10 @@ async def _answer(_request: Request, error: Exception) -> JSONResponse:
     return error_response(error)
 
 
-async def _answer_fault(request: Request, error: Exception) -> JSONResponse:
-    log.error("fault in %s %s", request.method, request.url.path, exc_info=error)
-    return error_response(error)
-
-
 def install(app: FastAPI) -> None:
     """Make ``app`` answer every error in OpenAI's shape, those of the framework included."""
     app.add_exception_handler(InputError, _answer)
     app.add_exception_handler(HttpError, _answer)
     app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(Exception, _answer_fault)
+    # Faults of our own are answered here and raised on, to uvicorn, which logs them.
+    app.add_exception_handler(Exception, _answer)

@@ -60,7 +60,7 @@ class Metrics:
         return generate_latest(self._registry) + generate_latest(now)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Snapshot(Collector):
     """The engine's and the store's own figures as metrics."""
 
