@@ -21,7 +21,7 @@ from cache.store import Store  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.load import load  # noqa: E402
 from model.tokenizer import TextTokenizer  # noqa: E402
-from server.assembly import metadata  # noqa: E402
+from server.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
 from server.loop import EngineLoop, LoopOptions  # noqa: E402
 
 DEMO = Path(__file__).parent.parent / "model" / "demo"
@@ -57,14 +57,18 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
         shares_prefixes: bool = True,
         stop_ids: frozenset[int] = frozenset({2}),
         forward: Forward = tiny_forward,
+        cache_dir: Path | None = None,
     ) -> EngineLoop:
+        known = metadata(forward, tokenizer, forward.config.max_context)
+        disk = EngineOptions(model_path=DEMO, cache_dir=cache_dir)
         store = Store(
-            metadata(forward, tokenizer, forward.config.max_context),
+            known,
             budget_bytes=budget_bytes,
             ring_limits=ring or RingLimits(),
             share_prefixes=shares_prefixes,
             clock=_Clock(),
             new_state=forward.new_state,
+            disk=disk_tier(disk, known, forward),
         )
         return EngineLoop(
             forward,
