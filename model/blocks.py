@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,38 +34,67 @@ class BlockEncoder:
         self._blocks = IdsMemo(budget_bytes // 2)
         self._paragraphs = IdsMemo(budget_bytes // 2)
 
-    def encode(self, texts: Sequence[str], guard: Guard) -> list[Ids]:
-        """Ids of each block of :func:`blocks_of`."""
-        if guard.attempt:
-            # The same guarded text stands for other typed text under another guard.
-            return [self._new_block(text, guard) for text in texts]
-        return [_recalled(self._blocks, text, self._new_block, guard) for text in texts]
+    def encode(self, texts: Sequence[str], guard: Guard, max_tokens: int | None = None) -> list[Ids]:
+        """Ids of each block of :func:`blocks_of`.
 
-    def _new_block(self, text: str, guard: Guard) -> Ids:
+        Raises:
+            TooLongError: they are more than ``max_tokens``; encoding stopped soon after so many.
+        """
+        # The same guarded text stands for other typed text under another guard.
+        memo = None if guard.attempt else self._blocks
+        ids: list[Ids] = []
+        n_tokens = 0
+        for text in texts:
+            ids.append(_recalled(memo, text, partial(self._block, guard=guard, max_tokens=max_tokens)))
+            n_tokens += len(ids[-1])
+            _check(n_tokens, max_tokens)
+        return ids
+
+    def _block(self, text: str, guard: Guard, max_tokens: int | None) -> Ids:
         segments = self._tokenizer.split(text)
         return joined(
             [
-                self._tokenizer.control_ids(segment) if index % 2 else self._plain(segment, guard)
+                self._tokenizer.control_ids(segment) if index % 2 else self._plain(segment, guard, max_tokens)
                 for index, segment in enumerate(segments)
             ]
         )
 
-    def _plain(self, segment: str, guard: Guard) -> Ids:
-        if guard.attempt or len(segment) < MIN_CHARS_CUT:
-            return self._new_text(segment, guard)
-        paragraphs = self._tokenizer.pieces(segment)
-        return joined([_recalled(self._paragraphs, text, self._new_text, guard) for text in paragraphs])
+    def _plain(self, segment: str, guard: Guard, max_tokens: int | None) -> Ids:
+        def encode(text: str) -> Ids:
+            return self._tokenizer.encode_text(guard.restore(text))
 
-    def _new_text(self, text: str, guard: Guard) -> Ids:
-        return self._tokenizer.encode_text(guard.restore(text))
+        if len(segment) < MIN_CHARS_CUT:
+            return encode(segment)
+        memo = None if guard.attempt else self._paragraphs
+        parts: list[Ids] = []
+        n_tokens = 0
+        for paragraph in self._tokenizer.pieces(segment):
+            parts.append(_recalled(memo, paragraph, encode))
+            n_tokens += len(parts[-1])
+            _check(n_tokens, max_tokens)
+        return joined(parts)
 
 
-def _recalled(memo: IdsMemo, text: str, make: Callable[[str, Guard], Ids], guard: Guard) -> Ids:
-    known = memo.get(text)
+class TooLongError(Exception):
+    """The text has at least ``n_tokens`` tokens, which is too many. Never leaves ``model/chat.py``."""
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__(n_tokens)
+        self.n_tokens = n_tokens
+
+
+def _check(n_tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and n_tokens > max_tokens:
+        raise TooLongError(n_tokens)
+
+
+def _recalled(memo: IdsMemo | None, text: str, make: Callable[[str], Ids]) -> Ids:
+    known = memo.get(text) if memo is not None else None
     if known is None:
-        known = make(text, guard)
+        known = make(text)
         known.flags.writeable = False
-        memo.put(text, known)
+        if memo is not None:
+            memo.put(text, known)
     return known
 
 

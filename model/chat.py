@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.blocks import BlockEncoder, blocks_of, joined, n_common
+from model.blocks import BlockEncoder, TooLongError, blocks_of, joined, n_common
 from model.conversation import OPENER, Conversation, prepare
 from model.errors import CheckpointError, InputError
 from model.messages import END_THINK, THINK, Message
@@ -97,6 +97,7 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         continue_final: bool = False,
+        max_tokens: int | None = None,
     ) -> RenderedPrompt:
         """The prompt for the assistant's next message, or, with ``continue_final``, for the rest of the
         last one.
@@ -105,15 +106,24 @@ class ChatFormat:
             messages: OpenAI's form, see ``model/messages.py`` for what is taken.
             tools: definitions, written into the prompt as they are.
             template_kwargs: the template's switches.
+            max_tokens: a longer prompt is refused, after not much more work than so many tokens cost.
 
         Raises:
-            InputError: naming the message or the switch that cannot be rendered.
+            InputError: naming the message or the switch that cannot be rendered; with the code
+                ``context_length_exceeded`` for a prompt that is too long.
         """
         conversation = self._prepare(messages, tools, template_kwargs)
-        if continue_final:
-            return self._render_final(conversation)
-        text = conversation.text()
-        blocks = self._blocks(conversation, text)
+        try:
+            if continue_final:
+                return self._render_final(conversation, max_tokens)
+            blocks = self._blocks(conversation, conversation.text(), max_tokens)
+        except TooLongError as error:
+            raise InputError(
+                f"This model's maximum context length is {max_tokens} tokens, but your messages have at "
+                f"least {error.n_tokens}.",
+                param="messages",
+                code="context_length_exceeded",
+            ) from error
         return _prompt(blocks, self._shared_points(conversation, blocks))
 
     def known_next(
@@ -151,11 +161,12 @@ class ChatFormat:
                 raise InputError(f"this model's chat template has no switch {name!r}", param=where)
         return prepare(self._template, self._controls, messages, tools, kwargs or {})
 
-    def _blocks(self, conversation: Conversation, text: str) -> Blocks:
+    def _blocks(self, conversation: Conversation, text: str, max_tokens: int | None = None) -> Blocks:
         texts = blocks_of(text)
-        return list(zip(texts, self._encoder.encode(texts, conversation.guard), strict=True))
+        ids = self._encoder.encode(texts, conversation.guard, max_tokens)
+        return list(zip(texts, ids, strict=True))
 
-    def _render_final(self, conversation: Conversation) -> RenderedPrompt:
+    def _render_final(self, conversation: Conversation, max_tokens: int | None) -> RenderedPrompt:
         """The prompt that breaks off inside the last message."""
         conversation.mark_end()
         mark, last = conversation.guard.mark, conversation.messages[-1]
@@ -163,7 +174,7 @@ class ChatFormat:
         if not found:
             where = conversation.where(-1)
             raise InputError(f"the chat template cannot continue {where}", param=where)
-        blocks = self._blocks(conversation, text)
+        blocks = self._blocks(conversation, text, max_tokens)
         turns = list(next_turns(tools=bool(conversation.tools), content=last["content"].replace(mark, "")))
         history = conversation.messages[:-1]
         return _prompt(blocks, shared_points(blocks, history, turns, self._renderer(conversation)))

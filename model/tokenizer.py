@@ -22,18 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from model.borders import cut, has_known_borders
 from model.errors import CheckpointError
 from model.guard import well_formed
-
-PARAGRAPH = re.compile(r"(?<=\n\n)(?=[A-Za-z])")
-"""Between a blank line and a letter. No pattern below has a match that holds a line feed and then a
-letter, none looks over a line feed at what follows it, and no normal form joins the two."""
-FAMILY_PATTERNS = frozenset(
-    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|\p{{N}}| ?[^\s{others}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for letters, others in ((r"\p{L}", r"\p{L}\p{N}"), (r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"))
-)
-"""How Qwen2 to 3 and Qwen3.5 cut text before BPE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +72,7 @@ class TextTokenizer:
         self._without_controls = Tokenizer.from_str(json.dumps(parsed | {"added_tokens": []}))
         self._bytes = _bytes_by_id(parsed, self.controls)
         self._control_pattern = _pattern_of(self.controls)
-        self._cuts_paragraphs = _pre_tokenizer_pattern(parsed) in FAMILY_PATTERNS
+        self._can_cut = has_known_borders(parsed)
         self._strips = any(t.strips_left or t.strips_right for t in self.controls.values())
         self.n_tokens = len(self._bytes)
         self.hidden_ids = frozenset(token.id for token in self.controls.values() if token.hidden)
@@ -128,9 +119,10 @@ class TextTokenizer:
         return np.array([self.controls[text].id], dtype=np.uint32)
 
     def pieces(self, text: str) -> list[str]:
-        """``text`` cut into paragraphs, between which the ids of :meth:`encode_text` can be cut too.
-        Tokenizers whose borders are not known to be safe get it back whole."""
-        return PARAGRAPH.split(text) if self._cuts_paragraphs else [text]
+        """``text`` cut into paragraphs, and very long ones into lines or words, between which the ids of
+        :meth:`encode_text` can be cut too. Tokenizers whose borders are not known to be safe get it
+        back whole."""
+        return cut(text) if self._can_cut else [text]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty for ids the tokenizer does not know (padding rows)."""
@@ -175,17 +167,6 @@ def _parse_definition(definition: str) -> dict[str, Any]:
     if kind != "BPE" or decoder != "ByteLevel":
         raise CheckpointError(f"tokenizer.json holds {kind} with decoder {decoder}, not a byte-level BPE")
     return dict(parsed)
-
-
-def _pre_tokenizer_pattern(parsed: dict[str, Any]) -> str | None:
-    """The regular expression that cuts text, where a single one does; None for other pre-tokenizers."""
-    normalizer, steps = parsed.get("normalizer") or {}, parsed.get("pre_tokenizer") or {}
-    split, *rest = steps.get("pretokenizers") or [{}]
-    if normalizer.get("type", "NFC") != "NFC" or split.get("type") != "Split" or len(rest) != 1:
-        return None
-    is_plain = rest[0].get("type") == "ByteLevel" and not rest[0].get("use_regex", True)
-    pattern = (split.get("pattern") or {}).get("Regex")
-    return pattern if is_plain and split.get("behavior") == "Isolated" and not split.get("invert") else None
 
 
 def _control_tokens(parsed: dict[str, Any]) -> list[ControlToken]:

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from model.backend import prepare
+
+settings.register_profile("untimed", deadline=None)  # machines that run tests are busy with others
+settings.load_profile("untimed")
 
 # The matrices of a tiny model are not worth a second thread, which would spin beside other processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -16,6 +20,7 @@ prepare()  # before anything imports MLX
 
 import tiny  # noqa: E402
 
+from cache.files import claim  # noqa: E402
 from cache.ring import RingLimits  # noqa: E402
 from cache.store import Store  # noqa: E402
 from model.forward import Forward  # noqa: E402
@@ -68,7 +73,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
             share_prefixes=shares_prefixes,
             clock=_Clock(),
             new_state=forward.new_state,
-            disk=disk_tier(disk, known, forward),
+            disk=None if cache_dir is None else disk_tier(disk, known, forward, claim(cache_dir)),
         )
         return EngineLoop(
             forward,

@@ -380,6 +380,33 @@ def test_what_is_remembered_changes_no_ids() -> None:
         assert warm.shared_points == cold.shared_points
 
 
+def test_f11_a_prompt_far_too_long_is_refused_without_reading_all_of_it() -> None:
+    chat = chat_with()
+    n_encoded = 0
+    encode_text = chat._encoder._tokenizer.encode_text
+
+    class Counting(TextTokenizer):
+        def encode_text(self, text: str) -> np.ndarray[Any, Any]:
+            nonlocal n_encoded
+            n_encoded += len(text)
+            return encode_text(text)
+
+    chat._encoder._tokenizer = Counting(tokenizer_with().definition)
+    for text in ("word " * 400_000, "a line\n" * 300_000, "Paragraph.\n\n" * 200_000):
+        n_encoded = 0
+        with pytest.raises(InputError, match="1000 tokens") as refusal:
+            chat.render([{"role": "user", "content": text}], max_tokens=1000)
+        assert refusal.value.code == "context_length_exceeded"
+        assert n_encoded < 50_000
+
+
+def test_f08_a_prompt_as_long_as_allowed_is_rendered() -> None:
+    n = len(render([USER]).ids)
+    assert len(render([USER], max_tokens=n).ids) == n
+    with pytest.raises(InputError, match=f"at least {n}"):
+        render([USER], max_tokens=n - 1)
+
+
 def test_what_is_remembered_of_one_request_says_nothing_about_another() -> None:
     chat = chat_with()
     stand_in = chr(0xE000)

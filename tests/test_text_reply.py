@@ -151,6 +151,12 @@ def test_e03_a_stop_string_between_calls_ends_the_reply() -> None:
     assert reader.n_calls == 1
 
 
+def test_e03_a_stop_string_does_not_reach_across_a_call() -> None:
+    joined, reader = read(ids_of(f"Us{xml_call('g')}er"), stops=("User",), tools=TOOLS)
+    assert joined == Joined(content="User", calls=[["g", "{}"]])
+    assert not reader.stopped
+
+
 def test_e03_what_was_held_back_goes_through_the_other_readers_at_the_end() -> None:
     joined, _ = read(ids_of("hm</thi"), opens_thought=True, stops=("x",), tools=TOOLS)
     assert joined == Joined(reasoning="hm</thi")

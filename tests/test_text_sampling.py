@@ -137,6 +137,19 @@ def test_a_bias_lifts_and_bans() -> None:
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.9)])
+@pytest.mark.parametrize("draw", [0.0, 1 - 2.0**-53])
+def test_the_ends_of_the_range_of_draws_pick_allowed_tokens(
+    monkeypatch: pytest.MonkeyPatch, params: SamplingParams, draw: float
+) -> None:
+    monkeypatch.setattr(Sampler, "draw", lambda _: draw)
+    mask = np.zeros(VOCAB, dtype=np.bool_)
+    mask[[700, 3, 1400]] = True
+    for seed in range(5):
+        token = int(Sampler(params, VOCAB)(mx.array(logits_of(seed)), mx.array(mask)).item())
+        assert mask[token]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.9)])
 def test_a_mask_is_never_broken_however_unlikely_what_it_leaves(params: SamplingParams) -> None:
     logits = np.full(VOCAB, 50.0, dtype=np.float32)
     logits[[3, 1400]] = -50

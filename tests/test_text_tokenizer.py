@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from model.borders import BORDERS, MAX_PIECE_CHARS, cut
 from model.detokenizer import Detokenizer
 from model.errors import CheckpointError
 from model.memo import IdsMemo
@@ -49,21 +50,38 @@ def test_text_encoded_as_text_holds_no_control_id_and_decodes_to_itself(text: st
     assert tokenizer.decode(ids) == _normalised(text)
 
 
-paragraphs = st.lists(
-    st.one_of(
-        typed_text,
-        st.sampled_from(["\n\nA", " \n\nb", ".\n\nc", "\r\n\n\nd", "\n\n\u0301", "\n\n1", "\n\n a"]),
-    )
-).map("".join)
+marks = [
+    "\n\nA",
+    " \n\nb",
+    ".\n\nc",
+    "\r\n\n\nd",
+    "\n\n\u0301",
+    "\n\n1",
+    "\n\n a",
+    "\nx",
+    "a b",
+    "don't 's t",
+    " \u0301a",
+]
+paragraphs = st.lists(st.one_of(typed_text, st.sampled_from(marks))).map("".join)
 
 
 @given(paragraphs)
-def test_paragraphs_have_the_ids_of_the_whole(text: str) -> None:
+def test_pieces_have_the_ids_of_the_whole(text: str) -> None:
     tokenizer = tokenizer_with()
-    pieces = tokenizer.pieces(text)
+    cuts = [cut(text), *(border.split(text) for border in BORDERS)]
+    for pieces in cuts:
+        assert "".join(pieces) == text
+        ids = [i for piece in pieces for i in tokenizer.encode_text(piece).tolist()]
+        assert ids == tokenizer.encode_text(text).tolist()
+
+
+@pytest.mark.parametrize("text", ["word " * 20_000, "a line\n" * 9_000, "Par.\n\n" * 9_000, "x" * 50_000])
+def test_pieces_of_long_texts_are_neither_tiny_nor_huge(text: str) -> None:
+    pieces = tokenizer_with().pieces(text)
     assert "".join(pieces) == text
-    ids = [i for piece in pieces for i in tokenizer.encode_text(piece).tolist()]
-    assert ids == tokenizer.encode_text(text).tolist()
+    if "x" not in text:
+        assert max(map(len, pieces)) <= MAX_PIECE_CHARS
 
 
 def test_text_of_a_tokenizer_with_other_borders_is_not_cut() -> None:
