@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cache.boundaries import PromptShape
-from cache.entry import Entry, RunningEntry, TokenBuffer, new_lineage
+from cache.entry import Entry, RunningEntry, new_lineage
+from cache.ids import TokenBuffer
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from cache import blob
 from cache.blob import DamagedBlobError
 from cache.codec import Buffers, StateCodec
 from cache.entry import Entry
-from cache.files import Files, claim
-from cache.manifest import Found, Manifest, best_match, from_facts, name_files, to_facts
+from cache.files import Files
+from cache.manifest import Found, Manifest, best_match, describe, from_facts, to_facts
 from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, TokenIds
 from cache.recalled import Recalled
 from cache.writer import Job, Writer
@@ -38,28 +39,30 @@ class DiskTier:
     """Owns one cache folder.
 
     Args:
-        folder: made when it is missing; one process at a time may use it.
+        folder: the place; one process at a time may use it.
+        in_use: what :func:`cache.files.claim` gave for it; closed with the tier.
         max_bytes: what all files together may hold; the longest unused conversations go first.
         metadata: of the model that serves; conversations of another stay, unread.
         codec: states to arrays and back.
         clock: seconds since 1970.
 
     Raises:
-        OSError: the folder cannot be used; ``BlockingIOError`` when another process uses it.
+        OSError: the folder cannot be read.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
+        in_use: IO[str],
         max_bytes: int,
         metadata: CrossTurnPrefixMetadata,
         codec: StateCodec,
         clock: Callable[[], float],
     ) -> None:
         for name in (MANIFESTS, CONTENT):
-            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._in_use = claim(folder / "in-use")
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        self._in_use = in_use
         self.fingerprint = blake2b(f"{metadata!r} {codec.layout}".encode(), digest_size=16).hexdigest()
         self._folder = folder
         self._codec = codec
@@ -133,7 +136,7 @@ class DiskTier:
 
     def _write(self, entry: Entry) -> Generator[None, None, None]:
         """Write ``entry``, one file between two yields."""
-        manifest = self._describe(entry)
+        manifest = describe(entry, self.fingerprint, self._files, self._clock())
         names = manifest.file_names
         self._files.hold(names)
         try:
@@ -153,25 +156,6 @@ class DiskTier:
             self._publish(manifest)
         finally:
             self._files.release(names, delete=False)
-
-    def _describe(self, entry: Entry) -> Manifest:
-        """What of ``entry`` is worth the disk: its end, what the next turn goes back to, and whatever
-        is there already."""
-        n = len(entry)
-        seed = f"{self.fingerprint} {entry.slot}"
-        rows, states = name_files(seed, entry.ids.view, (*entry.ring.lengths, n))
-        worth = tuple(s for s in states if s.length == n or s.length in entry.keep or s.name in self._files)
-        return Manifest(
-            lineage=entry.lineage,
-            slot=entry.slot,
-            ids=entry.ids.view.copy(),
-            rows=rows,
-            states=worth,
-            keep=tuple(sorted(entry.keep)),
-            next_points=entry.next_points,
-            system_end=entry.system_end,
-            saved_unix_s=self._clock(),
-        )
 
     def _send(self, name: str, buffers: Buffers, lineage: str) -> bool:
         """Send one file to the disk; False when there is no room for it."""

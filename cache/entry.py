@@ -6,18 +6,15 @@ only that request may touch. An entry's ids are always the ids that were fed, no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 from uuid import uuid4
 
-import numpy as np
-
+from cache.ids import TokenBuffer
 from cache.planner import (
     CrossTurnPrefixEntry,
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
-    TokenIds,
     checkpoint_survives_save,
 )
 from cache.ring import CheckpointRing
@@ -29,55 +26,8 @@ def new_lineage() -> str:
     return uuid4().hex
 
 
-class TokenBuffer:
-    """Token ids that grow at the end and can be cut: uint32 [n]."""
-
-    def __init__(self, ids: TokenIds | Iterable[int] = ()) -> None:
-        first = np.array(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.uint32)
-        self._ids: TokenIds = first
-        self._n = len(first)
-
-    def __len__(self) -> int:
-        return self._n
-
-    @property
-    def view(self) -> TokenIds:
-        """The ids, without a copy; valid until the buffer is next changed."""
-        return self._ids[: self._n]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes held, spare room included."""
-        return int(self._ids.nbytes)
-
-    def append(self, token: int) -> None:
-        """Add one id."""
-        self._reserve(1)
-        self._ids[self._n] = token
-        self._n += 1
-
-    def extend(self, ids: TokenIds | Iterable[int]) -> None:
-        """Add ids in order."""
-        new = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, dtype=np.uint32)
-        self._reserve(len(new))
-        self._ids[self._n : self._n + len(new)] = new
-        self._n += len(new)
-
-    def truncate(self, n: int) -> None:
-        """Forget the ids from ``n`` on."""
-        assert 0 <= n <= self._n
-        self._n = n
-
-    def copy(self, n: int) -> TokenBuffer:
-        """A buffer of its own with the first ``n`` ids."""
-        return TokenBuffer(self.view[:n])
-
-    def _reserve(self, n_more: int) -> None:
-        needed = self._n + n_more
-        if needed > len(self._ids):
-            grown = np.empty(max(needed, len(self._ids) * 5 // 4, 64), dtype=np.uint32)
-            grown[: self._n] = self.view
-            self._ids = grown
+Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
+"""What a conversation is made of."""
 
 
 class LentState(Protocol):
@@ -126,6 +76,11 @@ class Conversation:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def forget_after(self, n: int) -> None:
+        """Forget the ids after the first ``n`` and the checkpoints that lie among them."""
+        self.ids.truncate(n)
+        self.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
+
     def prefix(self, gdn_snapshot_len: int) -> CrossTurnPrefixEntry:
         """This conversation as the planner sees it, its recurrent state at ``gdn_snapshot_len``."""
         return CrossTurnPrefixEntry(
@@ -167,6 +122,11 @@ class Entry(Conversation):
     def fork_state(self, checkpoint: Checkpoint) -> SequenceState:
         """A state of its own at ``checkpoint``, one of this entry's ring or of its end."""
         return self.state.fork(checkpoint)
+
+    def cut(self, length: int) -> None:
+        """Go back to the ring's checkpoint at ``length``; no longer at rest, it goes on from there."""
+        self.state.restore(self.ring.at(length))
+        self.forget_after(length)
 
     def copy(self, number: int, slot: CrossTurnSlotId, now: float) -> Entry:
         """The same conversation under another slot: nothing is shared, only the end is kept."""
@@ -267,9 +227,7 @@ class RunningEntry(Conversation):
     def rewind(self, checkpoint: Checkpoint) -> None:
         """Go back to ``checkpoint``, taken on this state: what was fed after it is forgotten."""
         self.state.restore(checkpoint)
-        self.ids.truncate(checkpoint.length)
-        n = len(self)
-        self.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
+        self.forget_after(checkpoint.length)
 
     def branch(self, number: int) -> RunningEntry:
         """Another running entry at the same position; of the state a copy, of the ring the same values."""
@@ -294,3 +252,13 @@ class RunningEntry(Conversation):
     def as_prefix(self) -> CrossTurnPrefixEntry:
         """This entry as the planner sees it: only its checkpoints are on offer, not its moving end."""
         return self.prefix(gdn_snapshot_len=-1)
+
+
+def copied(source: Entry | RunningEntry, slot: CrossTurnSlotId, n: int) -> Parts:
+    """Copies of what ``source`` has of its first ``n`` ids, one of its ring's lengths, for ``slot``."""
+    state = source.fork_state(source.ring.at(n))
+    # A checkpoint is a value: forks within a slot hold the same ones. Slots share none, ever.
+    shared = source.ring.checkpoints if source.slot == slot else ()
+    ring = CheckpointRing(source.ring.limits, (c for c in shared if c.length <= n))
+    ring.add(state.snapshot())
+    return source.ids.copy(n), ring, state

@@ -77,13 +77,15 @@ class Files:
             self._writer.put(Job(self.folder / name))
 
 
-def claim(path: Path) -> IO[str]:
-    """Keep other processes out until the file is closed, or the process ends.
+def claim(folder: Path) -> IO[str]:
+    """Make ``folder`` where it is missing, and keep other processes out until the file returned is
+    closed, or the process ends.
 
     Raises:
-        BlockingIOError: another process is there.
+        OSError: the folder cannot be used; ``BlockingIOError`` when another process uses it.
     """
-    file = path.open("w")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (folder / "in-use").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -6,12 +6,13 @@ conversation that grows writes only what is new, and a fork of it nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
+from cache.entry import Entry
 from cache.planner import CrossTurnSlotId, TokenIds, longest_common_token_prefix
 
 SEGMENT_TOKENS = 512
@@ -92,6 +93,30 @@ def best_match(manifests: Iterable[Manifest], prompt_ids: TokenIds) -> Found | N
             if state.length <= shared and (best is None or state.length > best.state.length):
                 best = Found(manifest, state)
     return best
+
+
+def describe(entry: Entry, fingerprint: str, on_disk: Container[str], now_unix_s: float) -> Manifest:
+    """What of ``entry`` is worth the disk: its end, what the next turn goes back to, and whatever is
+    there already.
+
+    Args:
+        fingerprint: of the model.
+        on_disk: names of the files that are there.
+        now_unix_s: seconds since 1970.
+    """
+    n = len(entry)
+    rows, states = name_files(f"{fingerprint} {entry.slot}", entry.ids.view, (*entry.ring.lengths, n))
+    return Manifest(
+        lineage=entry.lineage,
+        slot=entry.slot,
+        ids=entry.ids.view.copy(),
+        rows=rows,
+        states=tuple(s for s in states if s.length == n or s.length in entry.keep or s.name in on_disk),
+        keep=tuple(sorted(entry.keep)),
+        next_points=entry.next_points,
+        system_end=entry.system_end,
+        saved_unix_s=now_unix_s,
+    )
 
 
 def name_files(

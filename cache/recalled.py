@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.entry import Entry, TokenBuffer, new_lineage
+from cache.entry import Entry, new_lineage
+from cache.ids import TokenBuffer
 from cache.manifest import Found
 from cache.planner import CrossTurnPrefixMetadata
 from cache.ring import CheckpointRing, RingLimits

@@ -14,15 +14,15 @@ from cache.boundaries import PromptShape
 from cache.choice import Choice
 from cache.counters import Counters
 from cache.disk import DiskTier
-from cache.entry import Entry, RunningEntry, TokenBuffer
+from cache.entry import Entry, Parts, RunningEntry, copied
 from cache.eviction import ChooseVictim, least_useful
+from cache.ids import TokenBuffer
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
     FullRefill,
     ReplayFromCheckpoint,
     TokenIds,
-    checkpoint_survives_save,
 )
 from cache.ring import CheckpointRing, RingLimits
 from cache.shelf import Shelf
@@ -31,9 +31,6 @@ from cache.state import SequenceState
 
 MIN_RECALL_TOKENS = 64
 """Reading back from the disk must save at least so much over what memory holds."""
-
-Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
-"""What a conversation is made of."""
 
 
 class Store:
@@ -113,7 +110,8 @@ class Store:
         if source is None or isinstance(choice.plan.mode, FullRefill):
             ids, ring, state = TokenBuffer(), CheckpointRing(self._ring_limits), self._new_state()
         elif choice.forks or isinstance(source, RunningEntry):
-            ids, ring, state = self._forked(choice, source)
+            ids, ring, state = copied(source, choice.slot, choice.plan.reusable_len)
+            self.counters.n_forks += 1
         else:
             ids, ring, state = self._moved(choice, source)
             moved = source
@@ -281,23 +279,9 @@ class Store:
     def _moved(self, choice: Choice, entry: Entry) -> Parts:
         """The entry itself, cut to what the prompt shares with it."""
         self._shelf.remove(entry)
-        n = choice.plan.reusable_len
         if isinstance(choice.plan.mode, ReplayFromCheckpoint):
-            entry.state.restore(entry.ring.at(n))
-            entry.ids.truncate(n)
-            entry.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
+            entry.cut(choice.plan.reusable_len)
         return entry.ids, entry.ring, entry.state
-
-    def _forked(self, choice: Choice, source: Entry | RunningEntry) -> Parts:
-        """A copy of what the prompt shares with ``source``."""
-        n = choice.plan.reusable_len
-        state = source.fork_state(source.ring.at(n))
-        # A checkpoint is a value: forks of a slot hold the same ones. Slots share none, ever.
-        shared = source.ring.checkpoints if source.slot == choice.slot else ()
-        ring = CheckpointRing(self._ring_limits, (c for c in shared if c.length <= n))
-        ring.add(state.snapshot())
-        self.counters.n_forks += 1
-        return source.ids.copy(n), ring, state
 
     def _running_in(self, slot: CrossTurnSlotId) -> tuple[RunningEntry, ...]:
         return tuple(r for r in self._running.values() if r.slot == slot)

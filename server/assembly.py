@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from cache.disk import DiskTier
+from cache.files import claim
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
@@ -54,6 +56,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     Raises:
         ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
     """
+    in_use = None if options.cache_dir is None else _claim(options.cache_dir)  # before anything is loaded
     backend = detect()
     forward = load(options.model_path, adapter_path=options.adapter_path)
     context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
@@ -66,7 +69,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         share_prefixes=options.shares_prefixes,
         clock=time.monotonic,
         new_state=forward.new_state,
-        disk=disk_tier(options, known, forward),
+        disk=None if in_use is None else disk_tier(options, known, forward, in_use),
     )
     loop = EngineLoop(
         forward,
@@ -91,26 +94,28 @@ def default_budget(backend: Backend, forward: Forward) -> int:
     return max((backend.n_memory_bytes - forward.n_weight_bytes) * 3 // 4, _LEAST_BUDGET)
 
 
-def disk_tier(options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward) -> DiskTier | None:
-    """What keeps conversations across restarts, where it is wanted.
+def disk_tier(
+    options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward, in_use: IO[str]
+) -> DiskTier:
+    """What keeps conversations across restarts in the folder that ``in_use`` claims."""
+    assert options.cache_dir is not None
+    return DiskTier(
+        options.cache_dir,
+        in_use=in_use,
+        max_bytes=options.cache_dir_bytes,
+        metadata=metadata,
+        codec=StateCodec(forward.new_state),
+        clock=time.time,
+    )
 
-    Raises:
-        ModelError: the folder cannot be used.
-    """
-    if options.cache_dir is None:
-        return None
+
+def _claim(folder: Path) -> IO[str]:
     try:
-        return DiskTier(
-            options.cache_dir,
-            max_bytes=options.cache_dir_bytes,
-            metadata=metadata,
-            codec=StateCodec(forward.new_state),
-            clock=time.time,
-        )
+        return claim(folder)
     except BlockingIOError as error:
-        raise ModelError(f"the cache folder {options.cache_dir} is in use by another server") from error
+        raise ModelError(f"the cache folder {folder} is in use by another server") from error
     except OSError as error:
-        raise ModelError(f"the cache folder {options.cache_dir} cannot be used: {error}") from error
+        raise ModelError(f"the cache folder {folder} cannot be used: {error}") from error
 
 
 def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) -> CrossTurnPrefixMetadata:

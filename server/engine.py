@@ -50,7 +50,11 @@ class Engine:
         ready: Future[ModelInfo] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="engine", daemon=True)
         self._thread.start()
-        return ready.result()
+        try:
+            return ready.result()
+        except BaseException:
+            self._thread.join()  # a process that ends while MLX's threads stop is aborted
+            raise
 
     def stop(self, drain_s: float) -> None:
         """Let running requests finish for ``drain_s`` seconds at most, end the rest, stop the thread."""

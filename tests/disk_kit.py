@@ -15,6 +15,7 @@ from fake_state import FakeState
 from cache.boundaries import PromptShape
 from cache.choice import Choice
 from cache.disk import DiskTier
+from cache.files import claim
 from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, TokenIds
 from cache.store import Store
 
@@ -22,7 +23,14 @@ from cache.store import Store
 def open_tier(
     folder: Path, *, max_bytes: int = 10**9, metadata: CrossTurnPrefixMetadata = METADATA
 ) -> DiskTier:
-    return DiskTier(folder, max_bytes=max_bytes, metadata=metadata, codec=FakeCodec(UNIT), clock=time.time)
+    return DiskTier(
+        folder,
+        in_use=claim(folder),
+        max_bytes=max_bytes,
+        metadata=metadata,
+        codec=FakeCodec(UNIT),
+        clock=time.time,
+    )
 
 
 def open_store(folder: Path, *, max_bytes: int = 10**9, budget_bytes: int = 10**9) -> Store:
