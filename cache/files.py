@@ -30,7 +30,7 @@ class Files:
         self._sizes: dict[str, int] = {}
         self._holders: Counter[str] = Counter()
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._sizes
 
     @property
