@@ -38,8 +38,8 @@ def make_config(token_ids: dict[str, int]) -> Qwen3_5TextConfig:
 
 
 def make_model(config: Qwen3_5TextConfig, seed: int = 0) -> Qwen3_5ForCausalLM:
-    """Seeded weights in float32. The library's own initial decay forgets within a token or two: here each head
-    starts with a half-life between about 3 and 3,000 tokens."""
+    """Seeded weights in float32. The library's own initial decay forgets within a token or two: here each
+    head starts with a half-life between about 3 and 3,000 tokens."""
     torch.manual_seed(seed)
     model = Qwen3_5ForCausalLM(config).float()
     with torch.no_grad():

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from dataset import ROW
 from mixture import HELD_OUT, held_out
 from render import Encoder, render
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,11 @@ def read_shards(folder: Path, rank: int, n_ranks: int, n_rows: int, ahead: int =
 
     def fill() -> None:
         while True:
-            paths = [p for p in sorted(folder.glob("??-?????.npz"), key=lambda p: p.name[3:]) if int(p.name[:2]) % n_ranks == rank]
+            paths = [
+                p
+                for p in sorted(folder.glob("??-?????.npz"), key=lambda p: p.name[3:])
+                if int(p.name[:2]) % n_ranks == rank
+            ]
             for path in paths:
                 with np.load(path) as shard:
                     arrays = [shard[key] for key in ("ids", "position", "learn")]
@@ -86,7 +91,11 @@ def questions(encoder: Encoder, n_each: int, n_rows: int) -> list[tuple[Batch, l
     items.sort(key=lambda item: -len(item[3]))
     out: list[tuple[Batch, list[Question]]] = []
     while items:
-        ids, position, learn = np.zeros((n_rows, ROW), np.uint16), np.zeros((n_rows, ROW), np.uint16), np.zeros((n_rows, ROW), bool)
+        ids, position, learn = (
+            np.zeros((n_rows, ROW), np.uint16),
+            np.zeros((n_rows, ROW), np.uint16),
+            np.zeros((n_rows, ROW), bool),
+        )
         room, placed = [ROW] * n_rows, []
         left = []
         for item in items:
@@ -103,7 +112,10 @@ def questions(encoder: Encoder, n_each: int, n_rows: int) -> list[tuple[Batch, l
             position[r, ROW - room[r] :] = np.arange(room[r])
         batch = make_batch(ids, position, learn)
         flat = batch.where.numpy() + 1
-        asked = [Question(item[0], item[1], item[2], np.flatnonzero((flat >= low) & (flat < high))) for item, low, high in placed]
+        asked = [
+            Question(item[0], item[1], item[2], np.flatnonzero((flat >= low) & (flat < high)))
+            for item, low, high in placed
+        ]
         out.append((batch, asked))
         items = left
     return out

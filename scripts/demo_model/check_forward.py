@@ -1,9 +1,11 @@
-"""Compares forward.py with transformers on packed conversations, loss and gradients, in float32 on the CPU."""
+"""Compares forward.py with transformers on packed conversations, loss and gradients, in float32 on the
+CPU."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
 from architecture import make_config, make_model
 from forward import PackedForward
 
@@ -35,8 +37,12 @@ def main() -> None:
                 n += length - 1
     theirs = total / n
     theirs.backward()
-    worst = max((gradients[name] - p.grad).norm() / (p.grad.norm() + 1e-12) for name, p in model.named_parameters())
-    print(f"loss {ours.item():.6f} and {theirs.item():.6f}; worst relative difference of a gradient {worst:.1e}")
+    worst = max(
+        (gradients[name] - p.grad).norm() / (p.grad.norm() + 1e-12) for name, p in model.named_parameters()
+    )
+    print(
+        f"loss {ours.item():.6f} and {theirs.item():.6f}; worst relative difference of a gradient {worst:.1e}"
+    )
     assert abs(ours.item() - theirs.item()) < 1e-5
     assert worst < 1e-3
 

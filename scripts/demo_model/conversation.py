@@ -1,4 +1,5 @@
-"""What the generators build: one user turn with everything the assistant does about it, and the state they share."""
+"""What the generators build: one user turn with everything the assistant does about it, and the state they
+share."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class State:
     rng: Random
     lexicon: Lexicon
     facts: dict[str, Fact] = field(default_factory=dict)
-    attributes: dict[str, Any] = field(default_factory=dict)  # the same keys: how each fact is told and asked for
+    attributes: dict[str, Any] = field(
+        default_factory=dict
+    )  # the same keys: how each fact is told and asked for
     tools: list[Any] = field(default_factory=list)
     persona: str = ""
     system: list[str] = field(default_factory=list)
@@ -64,8 +67,8 @@ class State:
 
 
 def messages_of(system: str, turns: list[Turn], thinking: bool) -> list[Message]:
-    """The OpenAI-style messages of a finished conversation. Every turn carries its thought in thinking mode: the
-    template itself drops those that are history."""
+    """The OpenAI-style messages of a finished conversation. Every turn carries its thought in thinking mode:
+    the template itself drops those that are history."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for turn in turns:
         messages.append({"role": "user", "content": turn.user})

@@ -1,12 +1,13 @@
-"""Makes training rows: seeded conversations, encoded, several to a row, written as shards by parallel processes.
+"""Makes training rows: seeded conversations, encoded, several to a row, written as shards by parallel
+processes.
 
     python dataset.py check                     compares render.py with the chat template
     python dataset.py tokenizer                 trains model/demo/tokenizer.json
-    python dataset.py make OUT --workers 8      writes shards until OUT/stop appears; OUT/boost.json moves the mixture
+    python dataset.py make OUT --workers 8      writes shards until OUT/stop appears; OUT/boost.json moves the
+    mixture
 
-A shard is an .npz of `ids` [R, L] uint16, `position` [R, L] uint16 (0 opens a conversation) and `learn` [R, L] bool.
-Conversations that share a row share no state: training resets all of it where position is 0.
-"""
+A shard is an .npz of `ids` [R, L] uint16, `position` [R, L] uint16 (0 opens a conversation) and `learn` [R,
+L] bool. Conversations that share a row share no state: training resets all of it where position is 0."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from tokenizers import Tokenizer
+
 import phrasing
 from lexicon import Lexicon
 from mixture import Conversation, sample
 from render import Encoder, render
-from tokenizers import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "model" / "demo"
 ROW = 4608  # 72 chunks of 64; a conversation is at most one row
@@ -62,7 +64,9 @@ def shards(seed: str, encoder: Encoder, lexicon: Lexicon) -> Iterator[dict[str, 
             if lexicon.pieces:
                 lexicon.refresh(rng)
             drawn = [next(source) for _ in range(CONVERSATIONS_AT_ONCE)]
-            pool += [pair for pair in encoder([render(c.messages, c.tools) for c in drawn]) if len(pair[0]) <= ROW]
+            pool += [
+                pair for pair in encoder([render(c.messages, c.tools) for c in drawn]) if len(pair[0]) <= ROW
+            ]
         rows, left = _best_fit([len(ids) for ids, _ in pool], ROWS_A_SHARD)
         out = {
             "ids": np.zeros((ROWS_A_SHARD, ROW), np.uint16),
@@ -124,13 +128,18 @@ def check(n: int) -> None:
         assert ids.tolist() == tokenizer(theirs)["input_ids"]
         prompt = tokenizer.apply_chat_template(
             c.messages[: max(i for i, m in enumerate(c.messages) if m["role"] != "assistant") + 1],
-            tools=c.tools or None, tokenize=False, add_generation_prompt=True, **kwargs,
+            tools=c.tools or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **kwargs,
         )
         n_prompt = len(tokenizer(prompt)["input_ids"])
         assert ids[:n_prompt].tolist() == tokenizer(prompt)["input_ids"], "the prompt's ids are a prefix"
-        assert mask[n_prompt] and not mask[n_prompt - 1], "learning starts where the prompt ends"
+        assert mask[n_prompt - 1 : n_prompt + 1].tolist() == [False, True], (
+            "learning starts behind it"
+        )
         n_chars, n_tokens, n_learn = n_chars + len(ours), n_tokens + len(ids), n_learn + int(mask.sum())
-    print(f"{n} conversations agree; {n_chars / n_tokens:.2f} characters a token, {n_learn / n_tokens:.0%} learnt")
+    print(f"{n} agree; {n_chars / n_tokens:.2f} characters a token, {n_learn / n_tokens:.0%} learnt")
 
 
 def tokenizer() -> None:
@@ -140,7 +149,9 @@ def tokenizer() -> None:
     lexicon.pieces = []
     texts = [render(c.messages, c.tools) for c in (sample(rng, lexicon) for _ in range(12000))]
     texts += [" ".join(lexicon.made_up(rng) for _ in range(50)) for _ in range(400)]
-    texts += [" ".join((*lexicon.plain, *lexicon.things, *lexicon.foods, *lexicon.animals)) for _ in range(10)]
+    texts += [
+        " ".join((*lexicon.plain, *lexicon.things, *lexicon.foods, *lexicon.animals)) for _ in range(10)
+    ]
     for tag in (*train_tokenizer.SPECIAL, *train_tokenizer.NOT_SPECIAL):
         texts = [text.replace(tag, "\n") for text in texts]
     train_tokenizer.save(train_tokenizer.train(texts), DEMO)

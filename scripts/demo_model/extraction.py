@@ -19,45 +19,75 @@ from phrasing import Phrases
 from toolbox import sentence
 
 INSTRUCTION = "Answer with a JSON object that fits this schema:"
-OTHERS = Phrases((INSTRUCTION, INSTRUCTION, INSTRUCTION, "Reply only with JSON that matches this schema:", "Respond with JSON for this schema:",
-                  "Use this JSON schema for your answer:", "Return a JSON object with this schema:", "Give me JSON for this schema:", "Your answer must follow this JSON schema:",
-                  "Follow this schema and answer in JSON:", "Only output JSON that fits this schema:", INSTRUCTION),
+OTHERS = Phrases((INSTRUCTION, INSTRUCTION, INSTRUCTION, "Reply only with JSON that matches this schema:",
+    "Respond with JSON for this schema:",
+                  "Use this JSON schema for your answer:", "Return a JSON object with this schema:",
+                  "Give me JSON for this schema:", "Your answer must follow this JSON schema:",
+                  "Follow this schema and answer in JSON:", "Only output JSON that fits this schema:",
+                  INSTRUCTION),
                  (INSTRUCTION, INSTRUCTION, "Give me JSON that follows this schema:"))
-KEYS_ONLY = Phrases(("Give me that as JSON with the keys {k}.", "Reply in JSON with the keys {k}.", "Extract {k} as JSON.",
+KEYS_ONLY = Phrases(("Give me that as JSON with the keys {k}.", "Reply in JSON with the keys {k}.",
+    "Extract {k} as JSON.",
                      "Answer as a JSON object with {k}.", "As JSON with {k}:", "Put this into JSON with {k}.",
-                     "Make a JSON object of {k}.", "Write {k} as a JSON object."), ("Put {k} into a JSON object.",))
+                     "Make a JSON object of {k}.", "Write {k} as a JSON object."),
+                     ("Put {k} into a JSON object.",))
 Draw = Callable[[Random, Lexicon], Any]
 
 # (key names, schema of the value, sentence, value). A sentence may have a form for false.
 FIELDS: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], Draw], ...] = (
     (("age", "years"), {"type": "integer"}, ("{s} is {v} years old",), lambda r, _: r.randint(3, 99)),
-    (("city", "town", "home", "location"), {"type": "string"}, ("{s} lives in {v}", "{s} comes from {v}"), lambda r, x: x.city(r)),
-    (("job", "profession", "occupation"), {"type": "string"}, ("{s} works as a {v}", "{s} is a {v}"), lambda r, x: r.choice(x.jobs)),
-    (("company", "employer"), {"type": "string"}, ("{s} works at {v}", "{s} works for {v}"), lambda r, x: x.company(r)),
-    (("colour", "color", "favourite_colour"), {"type": "string"}, ("{s} likes the colour {v}", "the favourite colour of {s} is {v}"), lambda r, x: r.choice(x.colours)),
-    (("food", "favourite_food"), {"type": "string"}, ("{s} likes to eat {v}", "{s} loves {v}"), lambda r, x: r.choice(x.foods)),
-    (("hobby", "sport"), {"type": "string"}, ("{s} enjoys {v}", "the hobby of {s} is {v}"), lambda r, x: r.choice(x.hobbies)),
-    (("pet", "animal"), {"type": "string"}, ("{s} has a {v}", "{s} keeps a {v}"), lambda r, x: r.choice(x.animals)),
-    (("children", "kids", "n_children"), {"type": "integer"}, ("{s} has {v} children",), lambda r, _: r.randint(2, 9)),
-    (("code", "id", "number", "reference"), {"type": "string"}, ("the {n} is {v}", "{n}: {v}"), lambda r, x: x.code(r)),
-    (("price", "cost", "amount"), {"type": "integer"}, ("the {n} is {v} euros", "it costs {v} euros"), lambda r, _: r.randint(2, 999)),
-    (("score", "points", "rank", "level"), {"type": "integer"}, ("the {n} is {v}", "{s} has {n} {v}"), lambda r, _: r.randint(0, 999)),
-    (("item", "product", "object"), {"type": "string"}, ("{s} wants a {v}", "{s} ordered a {v}"), lambda r, x: r.choice(x.things)),
-    (("quantity", "count"), {"type": "integer"}, ("the {n} is {v}", "{v} pieces"), lambda r, _: r.randint(1, 60)),
+    (("city", "town", "home", "location"), {"type": "string"}, ("{s} lives in {v}", "{s} comes from {v}"),
+    lambda r, x: x.city(r)),
+    (("job", "profession", "occupation"), {"type": "string"}, ("{s} works as a {v}", "{s} is a {v}"),
+    lambda r, x: r.choice(x.jobs)),
+    (("company", "employer"), {"type": "string"}, ("{s} works at {v}", "{s} works for {v}"), lambda r,
+    x: x.company(r)),
+    (("colour", "color", "favourite_colour"), {"type": "string"}, ("{s} likes the colour {v}",
+    "the favourite colour of {s} is {v}"), lambda r, x: r.choice(x.colours)),
+    (("food", "favourite_food"), {"type": "string"}, ("{s} likes to eat {v}", "{s} loves {v}"), lambda r,
+    x: r.choice(x.foods)),
+    (("hobby", "sport"), {"type": "string"}, ("{s} enjoys {v}", "the hobby of {s} is {v}"), lambda r,
+    x: r.choice(x.hobbies)),
+    (("pet", "animal"), {"type": "string"}, ("{s} has a {v}", "{s} keeps a {v}"), lambda r,
+    x: r.choice(x.animals)),
+    (("children", "kids", "n_children"), {"type": "integer"}, ("{s} has {v} children",), lambda r,
+    _: r.randint(2, 9)),
+    (("code", "id", "number", "reference"), {"type": "string"}, ("the {n} is {v}", "{n}: {v}"), lambda r,
+    x: x.code(r)),
+    (("price", "cost", "amount"), {"type": "integer"}, ("the {n} is {v} euros", "it costs {v} euros"),
+    lambda r, _: r.randint(2, 999)),
+    (("score", "points", "rank", "level"), {"type": "integer"}, ("the {n} is {v}", "{s} has {n} {v}"),
+    lambda r, _: r.randint(0, 999)),
+    (("item", "product", "object"), {"type": "string"}, ("{s} wants a {v}", "{s} ordered a {v}"), lambda r,
+    x: r.choice(x.things)),
+    (("quantity", "count"), {"type": "integer"}, ("the {n} is {v}", "{v} pieces"), lambda r, _: r.randint(1,
+    60)),
     (("title", "subject"), {"type": "string"}, ('the {n} is "{v}"',), lambda r, x: sentence(r, x)),
-    (("member", "is_member", "active", "vip"), {"type": "boolean"}, ("{s} is a {n}|{s} is not a {n}", "{s} is {n}|{s} is not {n}"), lambda r, _: r.random() < 0.5),
-    (("in_stock", "available", "open", "paid", "urgent", "new", "broken"), {"type": "boolean"}, ("it is {n}|it is not {n}",), lambda r, _: r.random() < 0.5),
-    (("married", "retired", "happy", "vegetarian"), {"type": "boolean"}, ("{s} is {n}|{s} is not {n}",), lambda r, _: r.random() < 0.5),
-    (("size",), {"type": "string", "enum": ["small", "medium", "large"]}, ("the size is {v}", "in size {v}"), lambda r, _: ""),
-    (("priority",), {"type": "string", "enum": ["low", "normal", "high"]}, ("with {v} priority", "the priority is {v}"), lambda r, _: ""),
-    (("status", "state"), {"type": "string", "enum": ["open", "closed", "waiting"]}, ("the {n} is {v}",), lambda r, _: ""),
-    (("season",), {"type": "string", "enum": ["spring", "summer", "autumn", "winter"]}, ("it happens in {v}", "the season is {v}"), lambda r, _: ""),
-    (("sentiment", "mood"), {"type": "string", "enum": ["good", "bad", "neutral"]}, ("the {n} is {v}",), lambda r, _: ""),
-    (("plan", "tier"), {"type": "string", "enum": ["free", "basic", "premium"]}, ("{s} has the {v} {n}", "the {n} is {v}"), lambda r, _: ""),
+    (("member", "is_member", "active", "vip"), {"type": "boolean"}, ("{s} is a {n}|{s} is not a {n}",
+    "{s} is {n}|{s} is not {n}"), lambda r, _: r.random() < 0.5),
+    (("in_stock", "available", "open", "paid", "urgent", "new", "broken"), {"type": "boolean"},
+    ("it is {n}|it is not {n}",), lambda r, _: r.random() < 0.5),
+    (("married", "retired", "happy", "vegetarian"), {"type": "boolean"}, ("{s} is {n}|{s} is not {n}",),
+    lambda r, _: r.random() < 0.5),
+    (("size",), {"type": "string", "enum": ["small", "medium", "large"]}, ("the size is {v}", "in size {v}"),
+    lambda r, _: ""),
+    (("priority",), {"type": "string", "enum": ["low", "normal", "high"]}, ("with {v} priority",
+    "the priority is {v}"), lambda r, _: ""),
+    (("status", "state"), {"type": "string", "enum": ["open", "closed", "waiting"]}, ("the {n} is {v}",),
+    lambda r, _: ""),
+    (("season",), {"type": "string", "enum": ["spring", "summer", "autumn", "winter"]}, ("it happens in {v}",
+    "the season is {v}"), lambda r, _: ""),
+    (("sentiment", "mood"), {"type": "string", "enum": ["good", "bad", "neutral"]}, ("the {n} is {v}",),
+    lambda r, _: ""),
+    (("plan", "tier"), {"type": "string", "enum": ["free", "basic", "premium"]}, ("{s} has the {v} {n}",
+    "the {n} is {v}"), lambda r, _: ""),
 )
-WRAPS = Phrases(("{t}", "{t}", "Extract the data: {t}", "Text: {t}", "Turn this into JSON: {t}", "Here is the text: {t}", "Fill the schema: {t}", "Read: {t}", "Data: {t}", "Please convert: {t}", "Fill in the object: {t}"),
+WRAPS = Phrases(("{t}", "{t}", "Extract the data: {t}", "Text: {t}", "Turn this into JSON: {t}",
+    "Here is the text: {t}", "Fill the schema: {t}", "Read: {t}", "Data: {t}", "Please convert: {t}",
+    "Fill in the object: {t}"),
                 ("Read this and fill in the object: {t}", "Input: {t}"))
-INVENT = Phrases(("Make up a {w}.", "Invent a {w}.", "Create a {w}.", "Give me a {w}.", "Describe a {w}."), ("Think of a {w}.",))
+INVENT = Phrases(("Make up a {w}.", "Invent a {w}.", "Create a {w}.", "Give me a {w}.", "Describe a {w}."),
+    ("Think of a {w}.",))
 
 
 def _open_field(rng: Random, x: Lexicon) -> tuple[str, dict[str, Any], tuple[str, ...], Draw]:
@@ -66,9 +96,11 @@ def _open_field(rng: Random, x: Lexicon) -> tuple[str, dict[str, Any], tuple[str
     kind = rng.choice(("string", "string", "integer", "boolean", "enum"))
     if kind == "enum":
         choices = [x.word(rng) for _ in range(rng.randint(2, 4))]
-        return key, {"type": "string", "enum": choices}, ("the {n} is {v}", "{n}: {v}"), lambda r, _: r.choice(choices)
+        return key, {"type": "string", "enum": choices}, ("the {n} is {v}",
+            "{n}: {v}"), lambda r, _: r.choice(choices)
     if kind == "boolean":
-        return key, {"type": "boolean"}, ("the {n} is {v}", "it is {n}|it is not {n}"), lambda r, _: r.random() < 0.5
+        return key, {"type": "boolean"}, ("the {n} is {v}",
+            "it is {n}|it is not {n}"), lambda r, _: r.random() < 0.5
     draw: Draw = (lambda r, x: x.word(r)) if kind == "string" else (lambda r, _: r.randint(0, 9999))
     return key, {"type": kind}, ("the {n} is {v}", "{n}: {v}", "the {n} of {s} is {v}"), draw
 
@@ -99,7 +131,8 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
         said = key.removeprefix("is_").removeprefix("n_").replace("_", " ")
         told.append(form.replace("{n}", said).replace("{v}", shown))
         values[key], properties[key] = value, schema
-    told = [line.replace("{s}", subject if i == 0 or rng.random() < 0.4 else rng.choice(("he", "she", "they"))) if "{s}" in line else line
+    told = [line.replace("{s}", subject if i == 0 or rng.random() < 0.4
+        else rng.choice(("he", "she", "they"))) if "{s}" in line else line
             for i, line in enumerate(told)]
     if not any(subject in line for line in told):
         told.insert(0, f"this is about {subject}")
@@ -109,7 +142,9 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
         head, rest = told[0], told[1:]
         rng.shuffle(rest)
         told = [head, *rest]
-    text = ". ".join(line[0].upper() + line[1:] for line in told) + "." if rng.random() < 0.7 else (", ".join(told[:-1]) + " and " + told[-1] + "." if len(told) > 1 else told[0] + ".")
+    text = ". ".join(line[0].upper() + line[1:]
+        for line in told) + "." if rng.random() < 0.7 else (", ".join(told[:-1]) + " and " + told[-1] + "."
+            if len(told) > 1 else told[0] + ".")
     text = text[0].upper() + text[1:]
     if rng.random() < 0.4:
         order = list(values)
@@ -117,12 +152,14 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
         values = {key: values[key] for key in order}
         properties = {key: properties[key] for key in order}
     answer = json.dumps(values, ensure_ascii=False)
-    thought = "The keys: " + ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()) + "."
+    thought = "The keys: " + ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key,
+        value in values.items()) + "."
     if not in_system and rng.random() < 0.15:
         keys = list(values)
         listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
         wish = KEYS_ONLY.pick(rng, x.split).replace("{k}", listed)
-        return Turn(f"{text} {wish}" if not wish.endswith(":") else f"{wish} {text}", answer, thought, "json"), ""
+        return Turn(f"{text} {wish}" if not wish.endswith(":") else f"{wish} {text}", answer, thought,
+            "json"), ""
     schema = {"type": "object", "properties": properties, "required": list(values)}
     if rng.random() < 0.3:
         schema["additionalProperties"] = False
@@ -133,12 +170,14 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
     text = WRAPS.pick(rng, x.split).replace("{t}", text)
     if in_system:
         return Turn(text, answer, thought, "json"), instruction
-    return Turn(f"{instruction}\n\n{text}" if rng.random() < 0.5 else f"{text}\n\n{instruction}", answer, thought, "json"), ""
+    return Turn(f"{instruction}\n\n{text}" if rng.random() < 0.5 else f"{text}\n\n{instruction}", answer,
+        thought, "json"), ""
 
 
 def invent(state: State) -> tuple[Turn, str]:
     """Nothing to extract: values of one's own that fit the schema in the system prompt."""
     rng = state.rng
     turn, instruction = extract(state, in_system=True)
-    text = INVENT.pick(rng, state.lexicon.split).replace("{w}", rng.choice(("person", "customer", "product", "user", "place", "pet")))
+    text = INVENT.pick(rng, state.lexicon.split).replace("{w}",
+        rng.choice(("person", "customer", "product", "user", "place", "pet")))
     return Turn(text, turn.answer, turn.thought, "invent"), instruction

@@ -1,8 +1,7 @@
 """Qwen3_5ForCausalLM's forward pass for training: the library's parameters and mathematics over packed rows.
 
-The library's own path leaks state from one conversation of a row into the next and runs at a sixth of this speed.
-`check_forward.py` compares the two, conversation by conversation, loss and gradients.
-"""
+The library's own path leaks state from one conversation of a row into the next and runs at a sixth of this
+speed. `check_forward.py` compares the two, conversation by conversation, loss and gradients."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gdn import CHUNK, FORGET, Scan, UnitLowerInverse, combine, prepare, read
 from torch import Tensor
 from transformers import Qwen3_5ForCausalLM
+
+from gdn import CHUNK, FORGET, Scan, UnitLowerInverse, combine, prepare, read
 
 Attend = Callable[[Tensor, Tensor, Tensor, "Rows"], Tensor]
 
@@ -49,7 +49,9 @@ def chunked(x: Tensor, n_rows: int, n_heads: int) -> Tensor:
     return x.permute(1, 0, 3, 2, 4).reshape(x.shape[1], n_rows * n_heads, CHUNK, -1)
 
 
-def gdn_before(x: Tensor, w: dict[str, Tensor], position: Tensor, n_heads: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def gdn_before(
+    x: Tensor, w: dict[str, Tensor], position: Tensor, n_heads: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
     """Norm, projections, convolution, and the chunked q, k, v, g, beta with all that needs no scan."""
     n_rows, length = position.shape
     h = norm(x, w["input_layernorm.weight"])
@@ -80,11 +82,24 @@ def mlp(x: Tensor, w: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
     return x + linear(gate, w["mlp.down_proj.weight"], dtype).float()
 
 
-def gdn_after(x: Tensor, w: dict[str, Tensor], q: Tensor, qk: Tensor, total: Tensor, states: Tensor, values: Tensor, z: Tensor,
-              n_rows: int, n_heads: int, dtype: torch.dtype) -> Tensor:
+def gdn_after(
+    x: Tensor,
+    w: dict[str, Tensor],
+    q: Tensor,
+    qk: Tensor,
+    total: Tensor,
+    states: Tensor,
+    values: Tensor,
+    z: Tensor,
+    n_rows: int,
+    n_heads: int,
+    dtype: torch.dtype,
+) -> Tensor:
     out = read(q, qk, total, states, values)  # [N, R * H, C, D]
     n_chunks, _, chunk, size = out.shape
-    out = out.reshape(n_chunks, n_rows, n_heads, chunk, size).permute(1, 0, 3, 2, 4).reshape(-1, n_heads, size)
+    out = (
+        out.reshape(n_chunks, n_rows, n_heads, chunk, size).permute(1, 0, 3, 2, 4).reshape(-1, n_heads, size)
+    )
     out = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + 1e-6) * w["linear_attn.norm.weight"]
     out = out.reshape(out.shape[0], -1) * F.silu(z.float())
     return mlp(x + linear(out, w["linear_attn.out_proj.weight"], dtype).float(), w, dtype)
@@ -98,8 +113,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned * cos[:, None] + half * sin[:, None], rest], -1)
 
 
-def attention_before(x: Tensor, w: dict[str, Tensor], cos: Tensor, sin: Tensor, n_heads: int, n_kv: int,
-                     dtype: torch.dtype) -> tuple[Tensor, ...]:
+def attention_before(
+    x: Tensor, w: dict[str, Tensor], cos: Tensor, sin: Tensor, n_heads: int, n_kv: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
     h = norm(x, w["input_layernorm.weight"])
     q, gate = linear(h, w["self_attn.q_proj.weight"], dtype).reshape(h.shape[0], n_heads, -1).chunk(2, -1)
     k = linear(h, w["self_attn.k_proj.weight"], dtype).reshape(h.shape[0], n_kv, -1)
@@ -116,7 +132,9 @@ def attention_after(x: Tensor, w: dict[str, Tensor], out: Tensor, gate: Tensor, 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
     """Plain attention with a mask of same conversation and not later: for the CPU and as the reference."""
-    start = torch.arange(rows.length, device=q.device) - rows.position  # [R, L], the conversation's first index
+    start = (
+        torch.arange(rows.length, device=q.device) - rows.position
+    )  # [R, L], the conversation's first index
     index = torch.arange(rows.length, device=q.device)
     mask = (start[:, :, None] == start[:, None, :]) & (index[:, None] >= index[None, :])
     groups = q.shape[1] // k.shape[1]
@@ -136,19 +154,31 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
 class PackedForward:
     """The forward pass over the parameters of a `Qwen3_5ForCausalLM`."""
 
-    def __init__(self, model: Qwen3_5ForCausalLM, dtype: torch.dtype, attend: Attend = attend_masked, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        model: Qwen3_5ForCausalLM,
+        dtype: torch.dtype,
+        attend: Attend = attend_masked,
+        compiled: bool = False,
+    ) -> None:
         self.config: Any = model.config
         self.dtype, self.attend = dtype, attend
         self.embedding = model.model.embed_tokens.weight
         self.final_norm = model.model.norm.weight
         self.layers = [dict(layer.named_parameters()) for layer in model.model.layers]
-        wrap: Callable[[Any], Any] = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
+        wrap: Callable[[Any], Any] = (
+            (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
+        )
         self.gdn_before, self.gdn_after, self.combine = wrap(gdn_before), wrap(gdn_after), wrap(combine)
         self.attention_before, self.attention_after = wrap(attention_before), wrap(attention_after)
 
     def rows(self, position: Tensor) -> Rows:
         c = self.config
-        return Rows(position, c.rope_parameters["rope_theta"], int(c.head_dim * c.rope_parameters["partial_rotary_factor"]))
+        return Rows(
+            position,
+            c.rope_parameters["rope_theta"],
+            int(c.head_dim * c.rope_parameters["partial_rotary_factor"]),
+        )
 
     def hidden(self, ids: Tensor, rows: Rows) -> Tensor:
         """Final normed hidden states [T, D] of ids [R, L]."""

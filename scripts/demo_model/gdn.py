@@ -1,9 +1,9 @@
 """The gated delta rule for training, over whole rows at once.
 
-Everything but one thin loop is a batched matrix product over all chunks of all rows and heads. The loop carries the state
-from chunk to chunk with two products a chunk; its backward pass is written by hand, so that autograd keeps no graph of
-it. Shapes: N chunks, B = rows x heads, C = 64 positions, K = key size, V = value size; all float32.
-"""
+Everything but one thin loop is a batched matrix product over all chunks of all rows and heads. The loop
+carries the state from chunk to chunk with two products a chunk; its backward pass is written by hand, so that
+autograd keeps no graph of it. Shapes: N chunks, B = rows x heads, C = 64 positions, K = key size, V = value
+size; all float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FORGET = -40.0  # log decay at a conversation's first token: exp(-40) leaves not
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """(I + A)^-1 for strictly lower triangular A, by substitution: a Neumann series loses all digits on repetitive text."""
+    """(I + A)^-1 for strictly lower triangular A, by substitution: a Neumann series loses all digits on
+    repetitive text."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, a: Tensor) -> Tensor:
@@ -34,7 +35,9 @@ class Scan(torch.autograd.Function):
     """V'_n = U_n - W_n S_n, S_{n+1} = d_n S_n + K_n^T V'_n; returns every S_n (chunk starts) and V'_n."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, u: Tensor, w: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, u: Tensor, w: Tensor, k: Tensor, decay: Tensor
+    ) -> tuple[Tensor, Tensor]:
         n_chunks, n_batch = u.shape[:2]
         states = u.new_empty(n_chunks + 1, n_batch, k.shape[-1], u.shape[-1])
         values = torch.empty_like(u)
@@ -47,7 +50,9 @@ class Scan(torch.autograd.Function):
         return states[:-1], values
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, d_states: Tensor, d_values: Tensor) -> tuple[Tensor, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, d_states: Tensor, d_values: Tensor
+    ) -> tuple[Tensor, ...]:
         w, k, decay, states, values = ctx.saved_tensors
         n_chunks = w.shape[0]
         after = torch.empty_like(states[1:])  # the gradient at S_{n+1}
@@ -57,7 +62,9 @@ class Scan(torch.autograd.Function):
         for n in range(n_chunks - 1, -1, -1):
             torch.baddbmm(d_values[n], k[n], after[n], out=d_u[n])
             if n:
-                torch.baddbmm(torch.addcmul(d_states[n], d[n], after[n]), w[n].mT, d_u[n], alpha=-1, out=after[n - 1])
+                torch.baddbmm(
+                    torch.addcmul(d_states[n], d[n], after[n]), w[n].mT, d_u[n], alpha=-1, out=after[n - 1]
+                )
         d_w = -(d_u @ states[:-1].mT)
         d_k = values @ after.mT
         d_decay = (after * states[:-1]).sum((-1, -2))
@@ -65,7 +72,8 @@ class Scan(torch.autograd.Function):
 
 
 def prepare(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From chunked q, k [N, B, C, K] and log decay g, beta [N, B, C]: A, the masked Q K^T, the cumulated log decay."""
+    """From chunked q, k [N, B, C, K] and log decay g, beta [N, B, C]: A, the masked Q K^T, the cumulated log
+    decay."""
     total = g.cumsum(-1)
     difference = total[..., :, None] - total[..., None, :]
     index = torch.arange(g.shape[-1], device=g.device)
@@ -75,7 +83,9 @@ def prepare(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tens
     return a, (q @ k.mT) * decay, total
 
 
-def combine(inverse: Tensor, k: Tensor, v: Tensor, beta: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def combine(
+    inverse: Tensor, k: Tensor, v: Tensor, beta: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the scan eats: U, W, the keys decayed to the chunk's end, the chunk's whole decay."""
     u = inverse @ (v * beta[..., None])
     w = inverse @ (k * (beta * total.exp())[..., None])

@@ -56,10 +56,48 @@ ACTS: dict[str, Act] = {
     "filler": smalltalk.filler,
     "extract": _extract_turn,
 }
-ANYWHERE = {"tell": 12, "tell_several": 2, "tell_two": 2, "tell_ask": 2, "tell_in_text": 1, "count": 1, "correct": 7, "ask": 16, "ask_two": 3, "untold": 8, "ask_all": 2, "sum": 12, "wordplay": 20,
-            "greet": 7, "refuse": 6, "story": 1, "list": 1, "filler": 5, "extract": 4}
-LAST = {"tell": 4, "tell_several": 1, "tell_two": 2, "tell_ask": 4, "tell_in_text": 1, "count": 1, "correct": 2, "ask": 18, "ask_two": 2, "untold": 7, "ask_all": 1, "sum": 16, "wordplay": 26,
-        "greet": 6, "refuse": 5, "story": 1, "list": 1, "filler": 1, "extract": 5}
+ANYWHERE = {
+    "tell": 12,
+    "tell_several": 2,
+    "tell_two": 2,
+    "tell_ask": 2,
+    "tell_in_text": 1,
+    "count": 1,
+    "correct": 7,
+    "ask": 16,
+    "ask_two": 3,
+    "untold": 8,
+    "ask_all": 2,
+    "sum": 12,
+    "wordplay": 20,
+    "greet": 7,
+    "refuse": 6,
+    "story": 1,
+    "list": 1,
+    "filler": 5,
+    "extract": 4,
+}
+LAST = {
+    "tell": 4,
+    "tell_several": 1,
+    "tell_two": 2,
+    "tell_ask": 4,
+    "tell_in_text": 1,
+    "count": 1,
+    "correct": 2,
+    "ask": 18,
+    "ask_two": 2,
+    "untold": 7,
+    "ask_all": 1,
+    "sum": 16,
+    "wordplay": 26,
+    "greet": 6,
+    "refuse": 5,
+    "story": 1,
+    "list": 1,
+    "filler": 1,
+    "extract": 5,
+}
 SHAPES = {"far": 10, "tools": 30, "json": 8, "talk": 52}
 
 
@@ -75,12 +113,23 @@ def draw(state: State, last: bool = False) -> Turn:
             return turn
 
 
-def _finish(state: State, turns: list[Turn], system: str, thinking: bool) -> Conversation:
-    return Conversation(messages_of(system, turns, thinking), [tool.spec(state.rng) for tool in state.tools], thinking, turns[-1])
+def finish(state: State, turns: list[Turn], system: str, thinking: bool) -> Conversation:
+    return Conversation(
+        messages_of(system, turns, thinking),
+        [tool.spec(state.rng) for tool in state.tools],
+        thinking,
+        turns[-1],
+    )
 
 
 def _size(turns: list[Turn]) -> float:
-    return sum(len(t.user) + len(t.answer) + 40 + sum(sum(map(len, r.results)) + 120 for r in t.rounds) for t in turns) / CHARS_PER_TOKEN
+    return (
+        sum(
+            len(t.user) + len(t.answer) + 40 + sum(sum(map(len, r.results)) + 120 for r in t.rounds)
+            for t in turns
+        )
+        / CHARS_PER_TOKEN
+    )
 
 
 def _system(state: State, share: float) -> str:
@@ -88,7 +137,11 @@ def _system(state: State, share: float) -> str:
     rng = state.rng
     text = smalltalk.system_text(state) if rng.random() < share else ""
     if rng.random() < 0.15:
-        text = f"{text}\n{facts.into_system(state)}".strip() if rng.random() < 0.8 else f"{facts.into_system(state)}\n{text}".strip()
+        text = (
+            f"{text}\n{facts.into_system(state)}".strip()
+            if rng.random() < 0.8
+            else f"{facts.into_system(state)}\n{text}".strip()
+        )
     return text
 
 
@@ -99,7 +152,7 @@ def talk(state: State, n_tokens: float, thinking: bool) -> Conversation:
     while _size(turns) < n_tokens - 60:
         turns.append(draw(state))
     turns.append(draw(state, last=True))
-    return _finish(state, turns, system, thinking)
+    return finish(state, turns, system, thinking)
 
 
 def far_recall(state: State, n_tokens: float, thinking: bool) -> Conversation:
@@ -108,7 +161,11 @@ def far_recall(state: State, n_tokens: float, thinking: bool) -> Conversation:
     system = _system(state, 0.5)
     turns: list[Turn] = []
     for _ in range(rng.randint(1, 6)):
-        turns.append(rng.choice((facts.tell, facts.tell, facts.tell_several, facts.tell_two, facts.tell_in_text))(state))
+        turns.append(
+            rng.choice((facts.tell, facts.tell, facts.tell_several, facts.tell_two, facts.tell_in_text))(
+                state
+            )
+        )
         if rng.random() < 0.25 and (turn := facts.correct(state)):
             turns.append(turn)
     while _size(turns) < n_tokens:
@@ -122,11 +179,13 @@ def far_recall(state: State, n_tokens: float, thinking: bool) -> Conversation:
         else:
             turns.append(draw(state))
     for _ in range(rng.randint(1, 4)):
-        question = rng.choices((facts.ask, facts.ask_two, facts.ask_untold, facts.ask_all), (12, 2, 5, 1))[0](state)
+        question = rng.choices((facts.ask, facts.ask_two, facts.ask_untold, facts.ask_all), (12, 2, 5, 1))[0](
+            state
+        )
         if question:
             turns.append(question)
     turns.append(facts.ask(state) if rng.random() < 0.72 else facts.ask_untold(state))
-    return _finish(state, turns, system, thinking)
+    return finish(state, turns, system, thinking)
 
 
 def with_tools(state: State, n_tokens: float, thinking: bool) -> Conversation:
@@ -137,22 +196,27 @@ def with_tools(state: State, n_tokens: float, thinking: bool) -> Conversation:
     while _size(turns) < n_tokens - 150:
         turns.append(tooluse.tool_turn(state, turns) if rng.random() < 0.65 else draw(state))
     turns.append(tooluse.tool_turn(state, turns) if rng.random() < 0.8 else draw(state, last=True))
-    return _finish(state, turns, system, thinking)
+    return finish(state, turns, system, thinking)
 
 
 def json_answer(state: State, thinking: bool) -> Conversation:
     rng = state.rng
     turn, instruction = (
-        extraction.invent(state) if rng.random() < 0.06 else extraction.extract(state, in_system=rng.random() < 0.5)
+        extraction.invent(state)
+        if rng.random() < 0.06
+        else extraction.extract(state, in_system=rng.random() < 0.5)
     )
     turns = [draw(state) for _ in range(rng.choice((0, 0, 0, 1, 2)))] if not instruction else []
     system = smalltalk.system_text(state) if rng.random() < 0.4 else ""
-    system = f"{system}\n\n{instruction}".strip() if rng.random() < 0.7 else f"{instruction}\n\n{system}".strip()
-    return _finish(state, [*turns, turn], system, thinking)
+    system = (
+        f"{system}\n\n{instruction}".strip() if rng.random() < 0.7 else f"{instruction}\n\n{system}".strip()
+    )
+    return finish(state, [*turns, turn], system, thinking)
 
 
 def sample(rng: Random, lexicon: Lexicon) -> Conversation:
-    """One conversation of the training mixture. Shares are of conversations; far recall alone is a third of the tokens."""
+    """One conversation of the training mixture. Shares are of conversations; far recall alone is a third of
+    the tokens."""
     state = State(rng, lexicon)
     thinking = rng.random() < 0.5
     shape = weighted(rng, SHAPES)
@@ -161,10 +225,18 @@ def sample(rng: Random, lexicon: Lexicon) -> Conversation:
         n_tokens = rng.choice((400, 800, 1500, 2500, 3300, 4200)) * rng.uniform(0.7, 1.02)
         return far_recall(state, n_tokens, thinking)
     if shape == "tools":
-        return with_tools(state, 0 if length < 0.55 else rng.uniform(200, 900) if length < 0.93 else rng.uniform(900, 3000), thinking)
+        return with_tools(
+            state,
+            0 if length < 0.55 else rng.uniform(200, 900) if length < 0.93 else rng.uniform(900, 3000),
+            thinking,
+        )
     if shape == "json":
         return json_answer(state, thinking)
-    return talk(state, 0 if length < 0.42 else rng.uniform(60, 400) if length < 0.85 else rng.uniform(400, 1500), thinking)
+    return talk(
+        state,
+        0 if length < 0.42 else rng.uniform(60, 400) if length < 0.85 else rng.uniform(400, 1500),
+        thinking,
+    )
 
 
 def one(act: Act, before: int = 0) -> Callable[[State, bool], Conversation]:
@@ -176,7 +248,7 @@ def one(act: Act, before: int = 0) -> Callable[[State, bool], Conversation]:
         while turn is None:
             turns.append(facts.tell(state))
             turn = act(state)
-        return _finish(state, [*turns, turn], "", thinking)
+        return finish(state, [*turns, turn], "", thinking)
 
     return build
 
@@ -191,11 +263,16 @@ def _recall(n_tokens: int, act: Act, corrected: bool = False) -> Callable[[State
                     turns.append(turn)
         corrected_key = next((key for key, fact in state.facts.items() if len(fact.values) > 1), None)
         while _size(turns) * 1.22 < n_tokens:  # made-up words take more tokens
-            turns.append(smalltalk.filler(state, rng.choice((2, 6, 14))) if rng.random() < 0.5 else arithmetic.arithmetic(state)
-                         if rng.random() < 0.5 else wordplay.wordplay(state))
+            turns.append(
+                smalltalk.filler(state, rng.choice((2, 6, 14)))
+                if rng.random() < 0.5
+                else arithmetic.arithmetic(state)
+                if rng.random() < 0.5
+                else wordplay.wordplay(state)
+            )
         turn = facts.ask(state, corrected_key) if corrected else act(state)
         assert turn is not None
-        return _finish(state, [*turns, turn], "", thinking)
+        return finish(state, [*turns, turn], "", thinking)
 
     return build
 
@@ -204,16 +281,18 @@ def _from_system(state: State, thinking: bool) -> Conversation:
     system = facts.into_system(state)
     turn = facts.ask(state)
     assert turn is not None
-    return _finish(state, [turn], system, thinking)
+    return finish(state, [turn], system, thinking)
 
 
-def _tools(make: Callable[[State], Turn | None], n_tools: int | None = None) -> Callable[[State, bool], Conversation]:
+def _tools(
+    make: Callable[[State], Turn | None], n_tools: int | None = None
+) -> Callable[[State, bool], Conversation]:
     def build(state: State, thinking: bool) -> Conversation:
         turn = None
         while turn is None:
             tooluse.make_toolset(state, n_tools or state.rng.randint(2, 5))
             turn = make(state)
-        return _finish(state, [turn], "", thinking)
+        return finish(state, [turn], "", thinking)
 
     return build
 
@@ -221,14 +300,16 @@ def _tools(make: Callable[[State], Turn | None], n_tools: int | None = None) -> 
 def _json(in_system: bool) -> Callable[[State, bool], Conversation]:
     def build(state: State, thinking: bool) -> Conversation:
         turn, instruction = extraction.extract(state, in_system)
-        return _finish(state, [turn], instruction, thinking)
+        return finish(state, [turn], instruction, thinking)
 
     return build
 
 
 # What the evaluation asks, by skill of the README's table.
 HELD_OUT: dict[str, Callable[[State, bool], Conversation]] = {
-    "1 greetings and refusals": one(lambda s: smalltalk.greet(s) if s.rng.random() < 0.6 else smalltalk.refuse(s)),
+    "1 greetings and refusals": one(
+        lambda s: smalltalk.greet(s) if s.rng.random() < 0.6 else smalltalk.refuse(s)
+    ),
     "2 recall, near": _recall(150, facts.ask),
     "2 recall, 1,500 tokens back": _recall(1500, facts.ask),
     "2 recall, 3,800 tokens back": _recall(3800, facts.ask),
@@ -245,6 +326,7 @@ HELD_OUT: dict[str, Callable[[State, bool], Conversation]] = {
     "5 no tool fits": _tools(tooluse.no_fit),
     "5 five rounds, steps": _tools(lambda s: tooluse.steps(s, 5)),
     "5 five rounds, chain": _tools(lambda s: tooluse.chain(s, 5)),
+    "5 five rounds, chain, known wording": _tools(lambda s: tooluse.chain(s, 5, "train")),
     "6 JSON, schema in the user text": _json(False),
     "6 JSON, schema in the system prompt": _json(True),
 }

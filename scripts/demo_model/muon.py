@@ -1,4 +1,5 @@
-"""Muon: momentum whose step is made orthogonal. Matrices of one shape are stacked, so that a step is a few products."""
+"""Muon: momentum whose step is made orthogonal. Matrices of one shape are stacked, so that a step is a few
+products."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from torch import Tensor
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """The nearest orthogonal matrices of a stack, by five Newton-Schulz steps of a quintic (Jordan et al., 2024)."""
+    """The nearest orthogonal matrices of a stack, by five Newton-Schulz steps of a quintic (Jordan et al.,
+    2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -23,7 +25,9 @@ class Muon:
     def __init__(self, parameters: list[Tensor], momentum: float = 0.95, weight_decay: float = 0.1) -> None:
         shapes = sorted({tuple(p.shape) for p in parameters})
         self.stacks = [[p for p in parameters if tuple(p.shape) == shape] for shape in shapes]
-        self.buffers = [torch.zeros(len(stack), *stack[0].shape, device=stack[0].device) for stack in self.stacks]
+        self.buffers = [
+            torch.zeros(len(stack), *stack[0].shape, device=stack[0].device) for stack in self.stacks
+        ]
         self.momentum, self.weight_decay = momentum, weight_decay
 
     @torch.no_grad()

@@ -7,8 +7,10 @@ from random import Random
 from conversation import State
 
 SMALL = "the a my your this that one every some her his our".split()
-VERBS = """sees likes finds takes makes wants keeps sells paints holds watches hears follows loves brings carries opens
-moves needs hides""".split()
+VERBS = """
+    sees likes finds takes makes wants keeps sells paints holds watches hears follows loves brings
+    carries opens moves needs hides
+""".split()
 
 
 
@@ -28,7 +30,8 @@ def some_words(rng: Random, state: State, n: int) -> str:
 
 
 def paragraph(rng: Random, state: State, n_sentences: int) -> str:
-    """Text that says nothing that is ever asked for. Other people's facts are in it: they must not be taken for the user's."""
+    """Text that says nothing that is ever asked for. Other people's facts are in it: they must not be taken
+    for the user's."""
     x = state.lexicon
     sentences = []
     for _ in range(n_sentences):
@@ -36,11 +39,13 @@ def paragraph(rng: Random, state: State, n_sentences: int) -> str:
         if kind < 0.55:
             sentence = some_words(rng, state, rng.randint(4, 12))
         elif kind < 0.65:
-            sentence = f"{x.name(rng)} went to {x.city(rng)} with a {rng.choice(x.adjectives)} {rng.choice(x.things)}"
+            thing = f"{rng.choice(x.adjectives)} {rng.choice(x.things)}"
+            sentence = f"{x.name(rng)} went to {x.city(rng)} with a {thing}"
         elif kind < 0.75:
             sentence = f"{x.name(rng)} likes {rng.choice(x.foods)} and {rng.choice(x.hobbies)}"
         elif kind < 0.85:
-            sentence = f"the {rng.choice(x.things)} near the {rng.choice(x.places)} is {rng.choice(x.colours)}"
+            thing, place = rng.choice(x.things), rng.choice(x.places)
+            sentence = f"the {thing} near the {place} is {rng.choice(x.colours)}"
         else:
             sentence = f"there were {rng.randint(2, 99)} {rng.choice(x.animals)}s at {x.company(rng)}"
         sentences.append(sentence[0].upper() + sentence[1:] + ".")

@@ -28,10 +28,13 @@ def weighted(rng: Random, kinds: Mapping[str, float]) -> str:
     return rng.choices(list(kinds), [weight * BOOST.get(kind, 1.0) for kind, weight in kinds.items()])[0]
 
 
-BEFORE = ("please ", "can you ", "could you ", "hey, ", "ok, ", "now ", "so, ", "would you please ", "can you please ",
-          "I want you to ", "I would like you to ", "go ahead and ", "next, ", "then ", "kindly ", "I need you to ")
+BEFORE = ("please ", "can you ", "could you ", "hey, ", "ok, ", "now ", "so, ", "would you please ",
+    "can you please ",
+          "I want you to ", "I would like you to ", "go ahead and ", "next, ", "then ", "kindly ",
+          "I need you to ")
 HELD_BEFORE = ("would you kindly ", "it would be great if you could ", "alright, ", "for me, ")
-AFTER = (" please", " for me", ", please", " now", ", thanks", " thanks", ", ok?", " if you can", " for me please")
+AFTER = (" please", " for me", ", please", " now", ", thanks", " thanks", ", ok?", " if you can",
+    " for me please")
 
 
 def polite(rng: Random, text: str, split: Split, after: bool = True) -> str:
@@ -44,7 +47,8 @@ def polite(rng: Random, text: str, split: Split, after: bool = True) -> str:
 
 
 def typed(rng: Random, text: str, keep_case: bool = False) -> str:
-    """The sentence as someone might type it. `keep_case`: it carries something to be copied letter by letter."""
+    """The sentence as someone might type it. `keep_case`: it carries something to be copied letter by
+    letter."""
     kind = rng.random()
     if text.startswith("{"):  # what comes first is to be copied: its case is not ours
         return text

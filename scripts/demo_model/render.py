@@ -1,8 +1,8 @@
 """Conversations as the exact token ids the server would send, and which of them are the model's own.
 
-`render` writes what model/demo/chat_template.jinja writes, some fifty times faster; a check in dataset.py compares
-the two. The server encodes what a client typed as plain text, so no generated content carries control tokens.
-"""
+`render` writes what model/demo/chat_template.jinja writes, some fifty times faster; a check in dataset.py
+compares the two. The server encodes what a client typed as plain text, so no generated content carries
+control tokens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ TAIL = (
 )
 
 
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _calls(message: Message) -> str:
     parts = []
     for call in message.get("tool_calls", ()):
         function = call["function"]
         arguments = "".join(
-            f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>\n"
+            f"<parameter={key}>\n{_value(value)}\n</parameter>\n"
             for key, value in function["arguments"].items()
         )
         parts.append(f"<tool_call>\n<function={function['name']}>\n{arguments}</function>\n</tool_call>")
@@ -64,8 +68,9 @@ def render(messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) ->
 
 
 class Encoder:
-    """Text to ids and a mask of the tokens to be learnt: everything an assistant message holds, `<|im_end|>` included,
-    without the thought's opener (or the whole empty thought), which the server's prompt already carries."""
+    """Text to ids and a mask of the tokens to be learnt: everything an assistant message holds, `<|im_end|>`
+    included, without the thought's opener (or the whole empty thought), which the server's prompt already
+    carries."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

@@ -23,7 +23,8 @@ def make_toolset(state: State, n: int | None = None) -> None:
     while len(tools) < n:
         like = rng.choice(tools) if tools and rng.random() < 0.3 else None
         tool = toolbox.make_tool(state, like)
-        if tool.name not in {t.name for t in tools} and tool.noun not in {t.noun for t in tools if t.reads == tool.reads}:
+        if tool.name not in {t.name for t in tools} and tool.noun not in {t.noun for t in tools
+            if t.reads == tool.reads}:
             tools.append(tool)
     state.tools = tools
 
@@ -37,7 +38,8 @@ def single(state: State) -> Turn:
     tool = state.rng.choice(state.tools)
     text, call = request(state, tool)
     result = toolbox.result(state, tool)
-    return Turn(toolbox.ask_politely(state, text), say_result(result, tool.noun), "I have the result.", "tool",
+    return Turn(toolbox.ask_politely(state, text), say_result(result, tool.noun), "I have the result.",
+        "tool",
                 (Round(_say_call(call), (call,), (result,)),))
 
 
@@ -66,8 +68,10 @@ def parallel(state: State) -> Turn:
     results = tuple(toolbox.result(state, tool) for tool in tools)
     said = [say_result(result, tool.noun) for result, tool in zip(results, tools, strict=True)]
     if same:
-        labels = [say_value(next(iter(call.arguments.values()))) if call.arguments else call.name for call in calls]
-        said = [f"{label}: {line[0].lower() + line[1:] if line.startswith('The ') else line}" for label, line in zip(labels, said, strict=True)]
+        labels = [say_value(next(iter(call.arguments.values()))) if call.arguments else call.name
+            for call in calls]
+        said = [f"{label}: {line[0].lower() + line[1:] if line.startswith('The ') else line}" for label,
+            line in zip(labels, said, strict=True)]
     thought = f"{n} calls. " + " ".join(_say_call(call) for call in calls)
     return Turn(toolbox.ask_politely(state, text), " ".join(said), f"I have {n} results.", "parallel",
                 (Round(thought, calls, results),))
@@ -75,12 +79,15 @@ def parallel(state: State) -> Turn:
 
 def no_fit(state: State) -> Turn:
     """A wish for a tool that is not there."""
-    known = {word for tool in state.tools for word in f"{tool.noun} {tool.name} {tool.description}".lower().replace("_", " ").replace(".", "").split()}
+    known = {word for tool in state.tools
+        for word in f"{tool.noun} {tool.name} {tool.description}".lower().replace("_", " ").replace(".",
+            "").split()}
     nouns = {word for tool in state.tools for word in tool.noun.split()}
     for _ in range(20):
         tool = toolbox.make_tool(state)
         if tool.noun and not nouns & set(tool.noun.split()) and not set(tool.noun.split()) & known:
-            if tool in toolbox.CLASSICS and (tool.name in {t.name for t in state.tools} or tool.noun in ("sum", "result", "text")):
+            if tool in toolbox.CLASSICS and (tool.name in {t.name for t in state.tools}
+                or tool.noun in ("sum", "result", "text")):
                 continue
             text, _ = request(state, tool)
             return Turn(toolbox.ask_politely(state, text), NO_TOOL, "No tool fits.", "no_tool")
@@ -97,7 +104,8 @@ def missing(state: State) -> Turn | None:
     slot = next(p.name for p in tool.params if p.required)
     text = rng.choice(tool.asks).replace(" {p:%s}" % slot, "")
     said = slot.replace("_", " ")
-    return Turn(toolbox.ask_politely(state, text), f"Which {said}?", f"{tool.name} fits, but {said} is missing.", "missing")
+    return Turn(toolbox.ask_politely(state, text), f"Which {said}?",
+        f"{tool.name} fits, but {said} is missing.", "missing")
 
 
 def again(state: State, turns: list[Turn]) -> Turn | None:
@@ -110,51 +118,66 @@ def again(state: State, turns: list[Turn]) -> Turn | None:
     tool = next((t for t in state.tools if t.name == turn.rounds[0].calls[0].name), None)
     if tool is None:
         return None
-    text = rng.choice(("what was the result?", "what did the tool say?", "repeat the result", "say that again", "what was the last result?"))
+    text = rng.choice(("what was the result?", "what did the tool say?", "repeat the result",
+        "say that again", "what was the last result?"))
     return Turn(text, turn.answer, "The result is above.", "again")
 
 
-def chain(state: State, n_rounds: int | None = None) -> Turn:
-    """Follow what each result names until one holds the answer."""
+def _one_text(tool: Tool) -> bool:
+    return len(tool.params) == 1 and tool.params[0].type == "string" and not tool.params[0].choices
+
+
+def chain(state: State, n_rounds: int | None = None, wording: str | None = None) -> Turn:
+    """Follow what each result names until one holds the answer. `wording`: "train" or "held", else the
+    lexicon's split."""
     rng, x = state.rng, state.lexicon
-    able = [t for t in state.tools if len(t.params) == 1 and t.params[0].type == "string" and not t.params[0].choices]
+    able = [t for t in state.tools if len(t.params) == 1 and t.params[0].type == "string"
+        and not t.params[0].choices]
     if able:
         tool = rng.choice(able)
     else:
         while True:
             tool = toolbox.make_tool(state)
-            if len(tool.params) == 1 and tool.params[0].type == "string" and not tool.params[0].choices and tool.reads:
+            if tool.reads and _one_text(tool):
                 break
         state.tools = [*(t for t in state.tools if t.name != tool.name)][:4]
         state.tools.insert(rng.randrange(len(state.tools) + 1), tool)
     slot, n = tool.params[0].name, n_rounds or rng.choice((2, 2, 3, 3, 4, 5, 5, 6))
     link, end = rng.choice(CHAIN_WORDS), rng.choice(END_WORDS)
-    draw = x.code if rng.random() < 0.4 else x.made_up if rng.random() < 0.7 else (lambda r: tool.params[0].draw(r, x))
+    kind = rng.random()
+    draw = x.code if kind < 0.4 else x.made_up if kind < 0.82 else (lambda r: tool.params[0].draw(r, x))
     stops = [draw(rng) for _ in range(n)]
     found = toolbox.result_value(rng, x)
     form = rng.randrange(3)
     results: list[str] = []
     for stop in stops[1:]:
         noise = {rng.choice(toolbox.RELATIVE): toolbox.result_value(rng, x)} if rng.random() < 0.3 else {}
-        results.append(json.dumps({**noise, link: stop}) if form == 0 else f"{link.capitalize()}: {stop}" if form == 1
-                       else f"{paragraph(rng, state, 1)} The {link} is {stop}." if rng.random() < 0.3 else f"The {link} is {stop}.")
-    results.append(json.dumps({end: found}) if form == 0 else f"{end.capitalize()}: {found}" if form == 1 else f"The {end} is {found}.")
+        results.append(json.dumps({**noise, link: stop}) if form == 0 else f"{link.capitalize()}: {stop}"
+            if form == 1
+                       else f"{paragraph(rng, state, 1)} The {link} is {stop}." if rng.random() < 0.3
+                           else f"The {link} is {stop}.")
+    results.append(json.dumps({end: found}) if form == 0 else f"{end.capitalize()}: {found}" if form == 1
+        else f"The {end} is {found}.")
     text = rng.choice((
-        f"Start with {stops[0]} and follow the {link} with {tool.name} until you find the {end}. What is the {end}?",
+        f"Start with {stops[0]} and follow the {link} with {tool.name} until you find the {end}. "
+        f"What is the {end}?",
         f"Use {tool.name} on {stops[0]}, then on each {link}, until you get the {end}. Tell me the {end}.",
-        f"Call {tool.name} with {stops[0]}. Each result names the {link} {slot}. Go on until you have the {end}.",
+        f"Call {tool.name} with {stops[0]}. Each result names the {link} {slot}. "
+        f"Go on until you have the {end}.",
         f"Begin at {stops[0]}. Follow every {link} until there is a {end}, then tell me the {end}.",
         f"Find the {end}: start at {stops[0]} and follow the {link}.",
         f"Starting from {stops[0]}, follow the {link} until you reach the {end}. What is it?",
         f"Follow the {link} from {stops[0]} with {tool.name}. What is the {end} at the end?",
         f"Walk from {stops[0]} to the {link} each time with {tool.name} until you know the {end}.",
         f"Look up {stops[0]}. It gives you the {link}. Look that up too, and so on, until there is a {end}.",
-    ) if x.split == "train" else (
+    ) if (wording or x.split) == "train" else (
         f"Go from {stops[0]} along each {link} with {tool.name} to the {end}. What is the {end}?",
         f"Beginning with {stops[0]}, follow the {link} with {tool.name} until you know the {end}.",
     ))
-    rounds = tuple(Round(f"{'Start' if i == 0 else 'The ' + link} is {stop}." if i == 0 else f"Not the {end} yet. The {link} is {stop}.",
-                         (Call(tool.name, {slot: stop}),), (result,)) for i, (stop, result) in enumerate(zip(stops, results, strict=True)))
+    rounds = tuple(Round(f"{'Start' if i == 0 else 'The ' + link} is {stop}." if i == 0
+        else f"Not the {end} yet. The {link} is {stop}.",
+                         (Call(tool.name, {slot: stop}),), (result,)) for i, (stop,
+                         result) in enumerate(zip(stops, results, strict=True)))
     return Turn(text, f"The {end} is {say_value(found)}.", f"I have the {end}.", "chain", rounds)
 
 
@@ -177,20 +200,23 @@ def steps(state: State, n_rounds: int | None = None) -> Turn:
                 call = Call(call.name, {**call.arguments, slots[0].name: last_value})
         noun = (tool.noun or "result").replace(" ", "_")
         value = x.word(rng) if rng.random() < 0.5 else x.code(rng)
-        result = value if rng.random() < 0.3 else json.dumps({noun if rng.random() < 0.6 else "result": value})
+        result = value if rng.random() < 0.3 else json.dumps({noun if rng.random() < 0.6
+            else "result": value})
         thought = f"Step {i + 1} of {n}. {_say_call(call)}"
         rounds.append(Round(thought, (call,), (result,)))
         lines.append(text.rstrip("?."))
         last_tool, last_value = tool, value
     kind = rng.randrange(3)
     if kind == 0:
-        text = rng.choice(("Do this step by step:", "Please do these things one after the other:", "Steps:")) + "\n" + "\n".join(
+        text = rng.choice(("Do this step by step:", "Please do these things one after the other:",
+            "Steps:")) + "\n" + "\n".join(
             f"{i}. {line[0].upper() + line[1:]}" for i, line in enumerate(lines, 1))
     elif kind == 1:
         text = "First " + ", then ".join(lines) + "."
     else:
         text = "First " + lines[0] + ". " + " ".join(f"Then {line}." for line in lines[1:])
-    return Turn(text, say_result(rounds[-1].results[0], last_tool.noun), f"All {n} steps are done.", "steps", tuple(rounds))
+    return Turn(text, say_result(rounds[-1].results[0], last_tool.noun), f"All {n} steps are done.", "steps",
+        tuple(rounds))
 
 
 KINDS = {"single": 42, "parallel": 16, "no_fit": 14, "missing": 5, "again": 4, "steps": 9, "chain": 10}

@@ -3,9 +3,9 @@
     python dataset.py make /dev/shm/rows --workers 8 &
     torchrun --nproc-per-node 2 train.py --rows /dev/shm/rows --out /tmp/run --minutes 17
 
-The learning rates follow the share of the planned minutes that has passed: warm-up, constant, then linearly to zero.
-The run saves its state every two minutes and continues from it when started again with the same --out.
-"""
+The learning rates follow the share of the planned minutes that has passed: warm-up, constant, then linearly
+to zero. The run saves its state every two minutes and continues from it when started again with the same
+--out."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
 from architecture import make_config, make_model, save_checkpoint
 from batches import Batch, Question, questions, read_shards
 from dataset import DEMO
 from forward import Attend, PackedForward, attend_flash, attend_masked
 from muon import Muon
 from render import Encoder
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from torch import Tensor
 
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
 
@@ -36,10 +37,16 @@ def pick_attention(device: torch.device) -> Attend:
     """Flash attention if it agrees with the masked reference, forward and backward, on this machine."""
     if device.type != "cuda":
         return attend_masked
-    model = PackedForward(make_model(make_config({"<|endoftext|>": 0, "<|im_end|>": 1})).to(device), torch.bfloat16)
-    position = torch.stack([torch.cat([torch.arange(100), torch.arange(284)]), torch.cat([torch.arange(384)])]).to(device)
+    model = PackedForward(
+        make_model(make_config({"<|endoftext|>": 0, "<|im_end|>": 1})).to(device), torch.bfloat16
+    )
+    position = torch.stack(
+        [torch.cat([torch.arange(100), torch.arange(284)]), torch.cat([torch.arange(384)])]
+    ).to(device)
     rows = model.rows(position)
-    q, k, v = (torch.randn(768, n, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2))
+    q, k, v = (
+        torch.randn(768, n, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2)
+    )
     weight = torch.randn(768, 4, 64, device=device, dtype=torch.bfloat16)
     results = []
     for attend in (attend_masked, attend_flash):
@@ -49,7 +56,10 @@ def pick_attention(device: torch.device) -> Attend:
         except RuntimeError as error:
             print(f"flash attention refused: {error}", flush=True)
             return attend_masked
-    errors = [float(((a.float() - b.float()).norm() / a.float().norm()).detach()) for a, b in zip(*results, strict=True)]
+    errors = [
+        float(((a.float() - b.float()).norm() / a.float().norm()).detach())
+        for a, b in zip(*results, strict=True)
+    ]
     print("flash attention against the masked one:", [f"{e:.1e}" for e in errors], flush=True)
     return attend_flash if max(errors) < 2e-2 else attend_masked
 
@@ -64,7 +74,9 @@ class Trainer:
         self.args = args
         self.rank, self.n_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+        )
         if cuda:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -74,14 +86,22 @@ class Trainer:
         token_ids = {t: self.tokenizer.token_to_id(t) for t in ("<|endoftext|>", "<|im_end|>")}
         self.model = make_model(make_config(token_ids), seed=args.seed).to(self.device)
         attend = pick_attention(self.device)
-        self.forward = PackedForward(self.model, torch.bfloat16 if cuda else torch.float32, attend, compiled=args.compile)
+        self.forward = PackedForward(
+            self.model, torch.bfloat16 if cuda else torch.float32, attend, compiled=args.compile
+        )
         named = [(n, p) for n, p in self.model.named_parameters()]
-        matrices = [p for n, p in named if p.ndim == 2 and not n.endswith(("embed_tokens.weight", "in_proj_a.weight", "in_proj_b.weight"))]
+        matrices = [
+            p
+            for n, p in named
+            if p.ndim == 2 and not n.endswith(("embed_tokens.weight", "in_proj_a.weight", "in_proj_b.weight"))
+        ]
         chosen = {id(p) for p in matrices}
         self.others = [p for _, p in named if id(p) not in chosen]
         self.parameters = [p for _, p in named]
         self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW(self.others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
+        self.adam = torch.optim.AdamW(
+            self.others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda
+        )
         self.elapsed, self.step, self.n_tokens = 0.0, 0, 0
         if args.init:
             self.model.load_state_dict(load_file(args.init, device=str(self.device)), strict=False)
@@ -100,8 +120,14 @@ class Trainer:
 
     def save(self) -> None:
         """Everything to continue from, and the checkpoint as it would ship. Written aside and renamed."""
-        state = {"model": self.model.state_dict(), "adam": self.adam.state_dict(), "muon": self.muon.buffers,
-                 "elapsed": self.elapsed, "step": self.step, "n_tokens": self.n_tokens}
+        state = {
+            "model": self.model.state_dict(),
+            "adam": self.adam.state_dict(),
+            "muon": self.muon.buffers,
+            "elapsed": self.elapsed,
+            "step": self.step,
+            "n_tokens": self.n_tokens,
+        }
         torch.save(state, self.state_path.with_suffix(".tmp"))
         self.state_path.with_suffix(".tmp").rename(self.state_path)
         save_checkpoint(copy.deepcopy(self.model).cpu(), self.args.out / "new")
@@ -111,10 +137,13 @@ class Trainer:
         return F.cross_entropy(self.forward.logits(batch.ids, batch.position, batch.where), batch.targets)
 
     def reduce(self, progress: float) -> float:
-        """Averages the gradients over the ranks; the clock travels along, so that all ranks agree on the rates."""
+        """Averages the gradients over the ranks; the clock travels along, so that all ranks agree on the
+        rates."""
         if self.n_ranks == 1:
             return progress
-        flat = torch.cat([*(p.grad.reshape(-1) for p in self.parameters), torch.tensor([progress], device=self.device)])
+        flat = torch.cat(
+            [*(p.grad.reshape(-1) for p in self.parameters), torch.tensor([progress], device=self.device)]
+        )
         dist.all_reduce(flat)
         flat /= self.n_ranks
         at = 0
@@ -165,23 +194,26 @@ class Trainer:
             if self.step % args.log_every == 0 or done:
                 mean = float(running) / n_running
                 if self.rank == 0:
-                    print(f"step {self.step} {self.elapsed:.0f} s loss {mean:.4f} rate {rate:.3f} "
-                          f"{(self.n_tokens - tokens_before) / (now - began) / 1e3:.0f}k tok/s "
-                          f"{len(list(args.rows.glob('*.npz')))} shards ahead, "
-                          f"{(now - last_log) / n_running * 1e3:.0f} ms a step", flush=True)
+                    print(
+                        f"step {self.step} {self.elapsed:.0f} s loss {mean:.4f} rate {rate:.3f} "
+                        f"{(self.n_tokens - tokens_before) / (now - began) / 1e3:.0f}k tok/s "
+                        f"{len(list(args.rows.glob('*.npz')))} shards ahead, "
+                        f"{(now - last_log) / n_running * 1e3:.0f} ms a step",
+                        flush=True,
+                    )
                 running.zero_()
                 n_running, last_log = 0, now
             if self.rank == 0 and (now - last_save > args.save_every or done):
-                self.evaluate(asked, show=done)
+                self.evaluate(asked)
                 self.save()
                 last_save = last_log = time.monotonic()
         if self.n_ranks > 1:
             dist.barrier()
             dist.destroy_process_group()
 
-    def evaluate(self, asked: list[tuple[Batch, list[Question]]], show: bool = False) -> None:
-        """Held-out questions, exact when every token of the last turn is the likeliest one: what greedy decoding writes.
-        Gradients stay on, so that the compiled code is the training's own."""
+    def evaluate(self, asked: list[tuple[Batch, list[Question]]]) -> None:
+        """Held-out questions, exact when every token of the last turn is the likeliest one: what greedy
+        decoding writes. Gradients stay on, so that the compiled code is the training's own."""
         right: dict[tuple[str, bool], list[bool]] = defaultdict(list)
         wrong: dict[str, list[str]] = defaultdict(list)
         for batch, group in asked:
@@ -192,13 +224,17 @@ class Trainer:
                 ok = bool(hit[question.where].all())
                 right[question.skill, question.thinking].append(ok)
                 if not ok and len(wrong[question.skill]) < 6:
-                    said = self.tokenizer.decode(best.cpu().numpy()[question.where].tolist(), skip_special_tokens=False)
+                    said = self.tokenizer.decode(
+                        best.cpu().numpy()[question.where].tolist(), skip_special_tokens=False
+                    )
                     wrong[question.skill].append(f"{question.text[-600:]}\n>>> {said}")
         for skill in dict.fromkeys(skill for skill, _ in right):
             plain, thought = (sum(right[skill, t]) / max(len(right[skill, t]), 1) for t in (False, True))
             print(f"   {skill:40s} {plain:6.1%} {thought:6.1%}", flush=True)
         if asked:
-            (self.args.out / "wrong.txt").write_text("\n\n".join(f"##### {k}\n{w}" for k, ws in wrong.items() for w in ws))
+            (self.args.out / "wrong.txt").write_text(
+                "\n\n".join(f"##### {k}\n{w}" for k, ws in wrong.items() for w in ws)
+            )
 
 
 def main() -> None:
@@ -207,7 +243,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init", type=Path, help="model.safetensors to start from, without optimiser state")
     parser.add_argument("--minutes", type=float, default=17.0)
-    parser.add_argument("--steps", type=int, default=10**9, help="stop after so many, whatever the clock says")
+    parser.add_argument(
+        "--steps", type=int, default=10**9, help="stop after so many, whatever the clock says"
+    )
     parser.add_argument("--batch-rows", type=int, default=32, help="rows of 4,608 tokens a step and GPU")
     parser.add_argument("--questions", type=int, default=48, help="held-out questions a skill and mode")
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds")

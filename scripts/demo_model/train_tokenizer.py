@@ -13,7 +13,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 VOCAB_SIZE = 4096
-# The family's order: control tokens are special, the thought and tool tags are not (they are text to the client).
+# The family's order: control tokens are special, the thought and tool tags are not (they are text to the
+# client).
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 NOT_SPECIAL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 PRETOKENIZE = (

@@ -8,39 +8,61 @@ from conversation import State, Turn
 from paragraphs import some_words
 from phrasing import Phrases, polite, typed, weighted
 
-SPELL = Phrases(("spell {w}", "spell the word {w}", "how do you spell {w}?", "how is {w} spelled?", "spell out {w}",
-                 "give me the letters of {w}", "spell {w} letter by letter", "how do I spell {w}?", "spelling of {w}?", "write {w} letter after letter", "write out the letters of {w}", "which letters are in {w}?",
-                 "tell me the letters of {w}", "list the letters of {w}", "type {w} one letter at a time", "write {w} with dashes",
+SPELL = Phrases(("spell {w}", "spell the word {w}", "how do you spell {w}?", "how is {w} spelled?",
+    "spell out {w}",
+                 "give me the letters of {w}", "spell {w} letter by letter", "how do I spell {w}?",
+                 "spelling of {w}?", "write {w} letter after letter", "write out the letters of {w}",
+                 "which letters are in {w}?",
+                 "tell me the letters of {w}", "list the letters of {w}", "type {w} one letter at a time",
+                 "write {w} with dashes",
                  "what letters make {w}?", "the word {w} letter by letter", "what is the spelling of {w}?"),
                 ("write {w} letter by letter", "what are the letters of {w}?"))
-REVERSE = Phrases(("reverse {w}", "reverse the word {w}", "write {w} backwards", "spell {w} backwards", "say {w} backwards",
-                   "what is {w} backwards?", "turn {w} around", "what is {w} in reverse?", "{w} backwards", "flip the word {w}",
-                   "what's {w} reversed?", "reverse the letters of {w}", "read {w} backwards", "read {w} from the end",
-                   "write {w} from back to front", "{w} from back to front", "the letters of {w} in reverse", "print {w} backwards",
-                   "order the letters of {w} from last to first", "put {w} in reverse", "give me {w} in reverse order"),
+REVERSE = Phrases(("reverse {w}", "reverse the word {w}", "write {w} backwards", "spell {w} backwards",
+    "say {w} backwards",
+                   "what is {w} backwards?", "turn {w} around", "what is {w} in reverse?", "{w} backwards",
+                   "flip the word {w}",
+                   "what's {w} reversed?", "reverse the letters of {w}", "read {w} backwards",
+                   "read {w} from the end",
+                   "write {w} from back to front", "{w} from back to front", "the letters of {w} in reverse",
+                   "print {w} backwards",
+                   "order the letters of {w} from last to first", "put {w} in reverse",
+                   "give me {w} in reverse order"),
                   ("read {w} from back to front", "put the letters of {w} in reverse order"))
-LETTERS = Phrases(("how many letters are in {w}?", "count the letters in {w}", "how many letters does {w} have?",
-                   "how long is the word {w}?", "how many letters are there in {w}?", "number of letters in {w}?", "tell me the number of letters in {w}", "count letters: {w}", "is {w} a long word?",
+LETTERS = Phrases(("how many letters are in {w}?", "count the letters in {w}",
+    "how many letters does {w} have?",
+                   "how long is the word {w}?", "how many letters are there in {w}?",
+                   "number of letters in {w}?", "tell me the number of letters in {w}", "count letters: {w}",
+                   "is {w} a long word?",
                    "what is the length of {w}?"),
                   ("tell me how many letters {w} has",))
-REPEAT = Phrases(("repeat: {t}", "repeat after me: {t}", "say {t}", "say: {t}", "repeat {t}", "repeat this: {t}",
-                  "say the following: {t}", "repeat the following text: {t}", "copy this: {t}", "echo {t}", "just say {t}",
-                  "write {t}", "type this: {t}", "reply with exactly this: {t}", "respond with: {t}", "send back: {t}", "send {t} back to me",
-                  "say back: {t}", "write this back: {t}", "return this: {t}", "output this: {t}", "print: {t}", "tell me this: {t}",
+REPEAT = Phrases(("repeat: {t}", "repeat after me: {t}", "say {t}", "say: {t}", "repeat {t}",
+    "repeat this: {t}",
+                  "say the following: {t}", "repeat the following text: {t}", "copy this: {t}", "echo {t}",
+                  "just say {t}",
+                  "write {t}", "type this: {t}", "reply with exactly this: {t}", "respond with: {t}",
+                  "send back: {t}", "send {t} back to me",
+                  "say back: {t}", "write this back: {t}", "return this: {t}", "output this: {t}",
+                  "print: {t}", "tell me this: {t}",
                   "give back this text: {t}", "say this: {t}"),
                  ("say this back to me: {t}", "send this back: {t}"))
-WORDS = Phrases(("how many words are in: {t}", "count the words: {t}", "count the words in: {t}", "how many words: {t}",
-                 "how many words does this have: {t}", "how many words are in this sentence: {t}", "word count: {t}",
-                 "how many words are there in {t}?", "the number of words in: {t}", "what is the number of words in: {t}",
+WORDS = Phrases(("how many words are in: {t}", "count the words: {t}", "count the words in: {t}",
+    "how many words: {t}",
+                 "how many words does this have: {t}", "how many words are in this sentence: {t}",
+                 "word count: {t}",
+                 "how many words are there in {t}?", "the number of words in: {t}",
+                 "what is the number of words in: {t}",
                 "give me the number of words in: {t}", "count how many words: {t}", "words in: {t}"),
                 ("tell me the number of words in: {t}",))
-FIRST = Phrases(("what is the first letter of {w}?", "first letter of {w}?", "which letter does {w} start with?"),
+FIRST = Phrases(("what is the first letter of {w}?", "first letter of {w}?",
+    "which letter does {w} start with?"),
                 ("with which letter does {w} begin?",))
 LAST = Phrases(("what is the last letter of {w}?", "last letter of {w}?", "which letter does {w} end with?"),
                ("with which letter does {w} end?",))
-UPPER = Phrases(("write {w} in capital letters", "write {w} in uppercase", "{w} in capitals", "uppercase {w}"),
+UPPER = Phrases(("write {w} in capital letters", "write {w} in uppercase", "{w} in capitals",
+    "uppercase {w}"),
                 ("put {w} in capital letters",))
-KINDS = {"repeat": 22, "spell": 24, "reverse": 24, "words": 16, "letters": 8, "first": 2, "last": 2, "upper": 2}
+KINDS = {"repeat": 22, "spell": 24, "reverse": 24, "words": 16, "letters": 8, "first": 2, "last": 2,
+    "upper": 2}
 
 
 def _quoted(rng: Random, text: str) -> str:
@@ -85,9 +107,11 @@ def wordplay(state: State, kind: str | None = None) -> Turn:
         text, answer = LETTERS, f"{word} has {len(word)} letters."
         thought = ", ".join(f"{i} {letter}" for i, letter in enumerate(word, 1)) + "."
     elif kind == "first":
-        text, answer, thought = FIRST, f"{word} starts with {word[0]}.", f"The letters of {word}: {' '.join(word)}."
+        text, answer = FIRST, f"{word} starts with {word[0]}."
+        thought = f"The letters of {word}: {' '.join(word)}."
     elif kind == "last":
-        text, answer, thought = LAST, f"{word} ends with {word[-1]}.", f"The letters of {word}: {' '.join(word)}."
+        text, answer = LAST, f"{word} ends with {word[-1]}."
+        thought = f"The letters of {word}: {' '.join(word)}."
     else:
         text, answer = UPPER, word.upper()
         thought = f"The letters of {word}: {' '.join(word)}. In capitals: {' '.join(word.upper())}."
