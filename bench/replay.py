@@ -127,9 +127,8 @@ class Player:
 
 def longest_idle(slots: Iterable[Slot], _: Ledger, __: float) -> Victim | None:
     """Plain LRU: whole entries, the longest idle first."""
-    entries = ((entry.used_at, slot, entry) for slot in slots for entry in slot)
-    oldest = min(entries, key=lambda item: item[0], default=None)
-    return None if oldest is None else Victim(oldest[1], oldest[2], None, oldest[0])
+    oldest = min((e for slot in slots for e in slot), key=lambda entry: entry.used_at, default=None)
+    return None if oldest is None else Victim(oldest, None)
 
 
 POLICIES = (

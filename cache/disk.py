@@ -149,6 +149,8 @@ class DiskTier:
             for state in manifest.states:
                 if state.name not in self._files:
                     at_end = state.length == len(entry)
+                    if not at_end and state.length not in entry.ring.lengths:
+                        return  # its file was found damaged after the checkpoint had been evicted
                     checkpoint = entry.state.snapshot() if at_end else entry.ring.at(state.length)
                     if not self._send(state.name, self._codec.recurrent(checkpoint), entry.lineage):
                         return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cache.entry import Entry
 from cache.ledger import Ledger
 from cache.ring import weakest
-from cache.slots import Slot
+from cache.slots import Assessment, Slot
 
 ROLLBACK_RATE = 0.02
 """Share of requests that go back behind the newest checkpoint: 114 of 6,272 in recorded sessions."""
@@ -27,10 +27,8 @@ the dear ones stay, not the ones that happened to speak last."""
 class Victim:
     """What to let go: the checkpoint at ``checkpoint`` of ``entry``, or all of it when that is None."""
 
-    slot: Slot
     entry: Entry
     checkpoint: int | None
-    worth: float
 
 
 ChooseVictim = Callable[[Iterable[Slot], Ledger, float], Victim | None]
@@ -39,17 +37,26 @@ ChooseVictim = Callable[[Iterable[Slot], Ledger, float], Victim | None]
 
 def least_useful(slots: Iterable[Slot], ledger: Ledger, now: float) -> Victim | None:
     """The victim of least worth over all ``slots``; None when nothing is at rest."""
-    victims = (v for slot in slots for entry in slot for v in _victims(slot, entry, ledger, now))
-    return min(victims, key=lambda victim: victim.worth, default=None)
+    best, least = None, float("inf")
+    for slot in slots:
+        if slot.assessments is None:
+            slot.assessments = tuple(a for entry in slot for a in _assess(slot, entry, ledger))
+        for assessment in slot.assessments:
+            worth = assessment.work_per_byte / _age_s(assessment.entry, now)
+            if worth < least:
+                best, least = assessment, worth
+    return None if best is None else Victim(best.entry, best.checkpoint)
 
 
 def least_useful_entry(slot: Slot, ledger: Ledger, now: float) -> Victim:
     """The whole entry of least worth in ``slot``, which is not empty."""
-    return min((_whole(slot, e, ledger, now) for e in slot), key=lambda victim: victim.worth)
+    entries = [_assess_whole(slot, entry, ledger) for entry in slot]
+    least = min(entries, key=lambda a: a.work_per_byte / _age_s(a.entry, now))
+    return Victim(least.entry, None)
 
 
-def _victims(slot: Slot, entry: Entry, ledger: Ledger, now: float) -> Iterable[Victim]:
-    yield _whole(slot, entry, ledger, now)
+def _assess(slot: Slot, entry: Entry, ledger: Ledger) -> Iterable[Assessment]:
+    yield _assess_whole(slot, entry, ledger)
     lengths = entry.ring.lengths
     index = weakest(lengths, len(entry), entry.keep)
     if index is not None:
@@ -57,12 +64,12 @@ def _victims(slot: Slot, entry: Entry, ledger: Ledger, now: float) -> Iterable[V
         if n_freed > 0:
             gap = lengths[index + 1] - lengths[index - 1]
             work = gap * ROLLBACK_RATE * gap / len(entry)
-            yield Victim(slot, entry, lengths[index], work / (n_freed * _age_s(entry, now)))
+            yield Assessment(entry, lengths[index], work / n_freed)
 
 
-def _whole(slot: Slot, entry: Entry, ledger: Ledger, now: float) -> Victim:
+def _assess_whole(slot: Slot, entry: Entry, ledger: Ledger) -> Assessment:
     n_freed = entry.n_own_bytes + sum(ledger.freed_by(c) for c in entry.ring.checkpoints)
-    return Victim(slot, entry, None, slot.rebuild_work(entry) / (n_freed * _age_s(entry, now)))
+    return Assessment(entry, None, slot.rebuild_work(entry) / n_freed)
 
 
 def _age_s(entry: Entry, now: float) -> float:

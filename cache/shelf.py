@@ -120,6 +120,7 @@ class Shelf:
             longer.ring.add(checkpoint)
         longer.ring.thin(end=len(longer), live_bytes=longer.state.n_bytes, keep=longer.keep)
         longer.n_hits = max(longer.n_hits, shorter.n_hits)
+        self._slots[longer.slot].assessments = None
         self.ledger.add(longer)
         if self._disk is not None:
             self._disk.want(longer)
@@ -131,5 +132,6 @@ class Shelf:
             self.remove(victim.entry)
             self._counters.n_evicted_entries += 1
         else:
+            self._slots[victim.entry.slot].assessments = None
             self.ledger.release(victim.entry.ring.remove(victim.checkpoint))
             self._counters.n_evicted_checkpoints += 1

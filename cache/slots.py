@@ -9,15 +9,33 @@ from cache.entry import Entry, RunningEntry
 from cache.planner import CrossTurnSlotId, longest_common_token_prefix
 
 
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What a possible victim is worth, but for its age: a checkpoint of ``entry``, or all of it.
+
+    Attributes:
+        checkpoint: its length; None for the whole entry.
+        work_per_byte: tokens to feed again if it were gone, over the bytes that frees.
+    """
+
+    entry: Entry
+    checkpoint: int | None
+    work_per_byte: float
+
+
 class Slot:
     """One session's entries at rest, in order of saving.
 
     A slot belongs to one tenant for good: its id is derived from the tenant.
+
+    Attributes:
+        assessments: of all its entries, until something in it changes: ages pass, they stay.
     """
 
     def __init__(self, slot_id: CrossTurnSlotId, tenant: str | None) -> None:
         self.id = slot_id
         self.tenant = tenant
+        self.assessments: tuple[Assessment, ...] | None = None
         self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
@@ -30,6 +48,7 @@ class Slot:
         """Take ``entry`` in and learn what it shares with the others."""
         assert entry.slot == self.id
         assert entry.tenant == self.tenant
+        self.assessments = None
         entry.shared_with = {}
         for other in self._entries.values():
             shared = longest_common_token_prefix(entry.ids.view, other.ids.view)
@@ -38,6 +57,7 @@ class Slot:
 
     def remove(self, entry: Entry) -> None:
         """Let ``entry`` go."""
+        self.assessments = None
         del self._entries[entry.number]
         for other in self._entries.values():
             del other.shared_with[entry.number]

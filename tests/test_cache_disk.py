@@ -16,6 +16,7 @@ import disk_kit
 import pytest
 from cache_kit import METADATA, OTHER, SLOT
 from disk_kit import ask, open_store, open_tier, settle, words
+from test_cache_walk import walk
 
 from cache import blob
 from cache.manifest import SEGMENT_TOKENS
@@ -244,6 +245,18 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     for path in tmp_path.rglob("*"):
         if path.parent != tmp_path and path.is_file():
             assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("max_bytes", [2000, 20_000, 10**9])
+@pytest.mark.parametrize("budget_bytes", [500, 1500, 4000])
+def test_no_walk_with_restarts_breaks_an_invariant(tmp_path: Path, budget_bytes: int, max_bytes: int) -> None:
+    chance = random.Random(budget_bytes + max_bytes)
+    n_reused = 0
+    for _ in range(5):
+        world = walk(chance.randrange, budget_bytes, 200, open_tier(tmp_path, max_bytes=max_bytes))
+        n_reused += world.store.counters.n_reused_tokens
+        world.store.close()
+    assert n_reused > 0
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from cache.boundaries import PromptShape
 from cache.choice import Choice
+from cache.disk import DiskTier
 from cache.entry import RunningEntry
 from cache.planner import CrossTurnSlotId, TokenIds
 from cache.ring import RingLimits
@@ -75,6 +76,7 @@ def begin(world: World) -> None:
     tenant, key = TENANTS[world.below(3)], KEYS[world.below(3)]
     slot = CrossTurnSlotId.for_session(tenant, key)
     ids = np.array(prompt, dtype=np.uint32)
+    world.store.recall(slot, ids, tenant)
     choice = world.store.plan(slot, ids, tenant, shape if world.below(4) else None)
     assert choice.plan.suffix_len >= 1
     assert choice.reason()
@@ -157,6 +159,12 @@ def fork_slot(world: World) -> None:
     world.store.fork(source, target, tenant)
 
 
+def write_behind(world: World) -> None:
+    """The engine is idle for a moment: where there is a cache folder, some files are written."""
+    for _ in range(world.below(6)):
+        world.store.write_behind()
+
+
 def wait(world: World) -> None:
     world.clock.now_s += 10.0 * world.below(10)
 
@@ -179,14 +187,18 @@ STEPS = (
     delete,
     fork_slot,
     wait,
+    write_behind,
+    write_behind,
 )
 
 
-def walk(below: Callable[[int], int], budget_bytes: int, n_steps: int) -> World:
+def walk(below: Callable[[int], int], budget_bytes: int, n_steps: int, disk: DiskTier | None = None) -> World:
     """``below(n)`` makes all choices: a number from 0 to n - 1."""
     clock = FakeClock()
     limits = RingLimits(max_count=2 + below(4), max_ratio=0.6, min_count=2)
-    store = make_store(budget_bytes=budget_bytes, ring_limits=limits, clock=clock, max_entries_per_slot=4)
+    store = make_store(
+        budget_bytes=budget_bytes, ring_limits=limits, clock=clock, max_entries_per_slot=4, disk=disk
+    )
     world = World(store, clock, below)
     for _ in range(n_steps):
         STEPS[below(len(STEPS))](world)
