@@ -51,10 +51,16 @@ class Answer:
 
     async def send(self, request: Request, settings: Settings, *, stream: bool) -> Response:
         """The response: a stream, or the whole body once it is there."""
+        headers = {"X-Request-Id": self.run.record.id}
         if stream:
-            return EventStream(self._chunks(), keep_alive_s=settings.keep_alive_s, stall_s=settings.stall_s)
+            return EventStream(
+                self._chunks(),
+                headers=headers,
+                keep_alive_s=settings.keep_alive_s,
+                stall_s=settings.stall_s,
+            )
         body = await run_until_disconnect(self._body(), request.receive)
-        return Response(status_code=CLIENT_GONE) if body is None else JSONResponse(body)
+        return Response(status_code=CLIENT_GONE) if body is None else JSONResponse(body, headers=headers)
 
     async def _chunks(self) -> AsyncGenerator[Mapping[str, Any], None]:
         async with aclosing(self.run.events(self.generations)) as events:

@@ -69,7 +69,11 @@ def compose_chat(
     template_kwargs = {**template_kwargs_of(request), **thinking.template_kwargs}
     continues = continues_final(request)
     prompt = served.chat.render(
-        messages, tools=use.tools, template_kwargs=template_kwargs, continue_final=continues
+        messages,
+        tools=use.tools,
+        template_kwargs=template_kwargs,
+        continue_final=continues,
+        max_tokens=served.info.context_length,
     )
     wanted = request.max_completion_tokens or request.max_tokens
     generation = GenerationRequest(

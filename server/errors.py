@@ -16,12 +16,16 @@ An ``InputError`` of the rooms below is a 400.
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from model.errors import CrossturnError, InputError
+
+log = logging.getLogger("crossturn.errors")
 
 
 class ErrorFields(TypedDict):
@@ -158,8 +162,14 @@ def error_response(error: Exception) -> JSONResponse:
     return JSONResponse(error_body(error), status_code=error_status(error), headers=headers)
 
 
-async def _answer(_request: Request, error: Exception) -> JSONResponse:
-    return error_response(error)
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    response = error_response(error)
+    if response.status_code < 500:
+        message = error_body(error)["error"]["message"]
+        log.info(
+            "refused %s %s status=%d: %s", request.method, request.url.path, response.status_code, message
+        )
+    return response
 
 
 def install(app: FastAPI) -> None:

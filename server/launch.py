@@ -12,7 +12,6 @@ from model.hub import resolve
 from model.tokenizer import TextTokenizer
 
 from .assembly import EngineOptions
-from .client import ModelInfo
 from .engine import Engine
 from .gateway import Gateway
 from .lifetime import serve_http
@@ -36,7 +35,7 @@ def launch(settings: Settings, listener: socket.socket) -> None:
     engine = Engine(_engine_options(settings, path), tokenizer)
     info = engine.start()
     served = Served(
-        names=_names(settings, info),
+        names=names_of(settings, path),
         created=int(time.time()),
         info=info,
         chat=chat,
@@ -45,23 +44,26 @@ def launch(settings: Settings, listener: socket.socket) -> None:
     )
     gateway = Gateway(engine, served, settings)
     try:
-        serve_http(gateway, listener, lambda: print(ready_line(listener, info), flush=True))
+        serve_http(gateway, listener, lambda: print(ready_line(listener, served), flush=True))
     finally:
         gateway.close()
         engine.stop(drain_s=0)
 
 
-def ready_line(listener: socket.socket, info: ModelInfo) -> str:
+def ready_line(listener: socket.socket, served: Served) -> str:
     """The one line that says that the server is ready, and for what."""
+    info = served.info
     return (
-        f"crossturn is ready at {url_of(listener)} with {info.name} on {info.device}: "
+        f"crossturn is ready at {url_of(listener)} with {served.name} on {info.device}: "
         f"context {info.context_length} tokens, memory budget {info.budget_bytes / 1024**3:.1f} GiB"
     )
 
 
-def _names(settings: Settings, info: ModelInfo) -> tuple[str, ...]:
-    """What requests may call the model: its aliases first, then its own name and what it was asked for by."""
-    return tuple(dict.fromkeys((*settings.served_model_names, info.name, settings.model)))
+def names_of(settings: Settings, path: Path) -> tuple[str, ...]:
+    """What requests may call the model: its aliases, the last part of the name it was asked for by, that
+    name, and the full path of its directory."""
+    basename = Path(settings.model).expanduser().name or path.resolve().name
+    return tuple(dict.fromkeys((*settings.served_model_names, basename, settings.model, str(path.resolve()))))
 
 
 def _engine_options(settings: Settings, path: Path) -> EngineOptions:

@@ -32,6 +32,7 @@ class ChatRenderer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         continue_final: bool = False,
+        max_tokens: int | None = None,
     ) -> RenderedPrompt:
         """Raises InputError, naming the message, for what the template cannot render."""
         ...

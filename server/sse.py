@@ -42,9 +42,14 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, chunks: AsyncGenerator[Mapping[str, Any]], *, keep_alive_s: float, stall_s: float
+        self,
+        chunks: AsyncGenerator[Mapping[str, Any], None],
+        *,
+        headers: Mapping[str, str],
+        keep_alive_s: float,
+        stall_s: float,
     ) -> None:
-        super().__init__(media_type="text/event-stream")
+        super().__init__(headers=headers, media_type="text/event-stream")
         self._chunks = chunks
         self._keep_alive_s = keep_alive_s
         self._stall_s = stall_s
@@ -68,8 +73,12 @@ class EventStream(Response):
                     await send(start)
                     has_begun = True
                 body = {"type": "http.response.body", "body": data, "more_body": data is not DONE}
-                async with asyncio.timeout(self._stall_s):
-                    await send(body)
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await send(body)
+                except TimeoutError:
+                    log.warning("a client took no bytes for %g s: its stream is closed", self._stall_s)
+                    return
 
     async def _frames(self) -> AsyncGenerator[bytes]:
         has_begun = False

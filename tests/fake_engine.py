@@ -139,6 +139,7 @@ class FakeChat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         continue_final: bool = False,
+        max_tokens: int | None = None,
     ) -> RenderedPrompt:
         self.renders.append(
             {
@@ -146,6 +147,7 @@ class FakeChat:
                 "tools": tools,
                 "template_kwargs": template_kwargs,
                 "continue_final": continue_final,
+                "max_tokens": max_tokens,
             }
         )
         for i, message in enumerate(messages):

@@ -7,11 +7,12 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from live_server import Live, error_of, live_demo
 from openai_types import check_chat, check_chunk, check_completion, check_model
+from pydantic import BaseModel
 
 SYSTEM = {"role": "system", "content": "You answer in one short sentence."}
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -27,6 +28,11 @@ WEATHER = {
         },
     },
 }
+
+
+class Colour(BaseModel):
+    name: Literal["red", "green"]
+    warm: bool
 
 
 @pytest.fixture(scope="module")
@@ -324,6 +330,18 @@ def test_plain_completions_use_the_same_engine(server: Live) -> None:
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
     assert "".join(logprobs.tokens or ()) == completion.choices[0].text
+
+
+def test_the_openai_package_parses_structured_replies(server: Live) -> None:
+    parsed = server.openai.chat.completions.parse(
+        model="demo",
+        messages=[{"role": "user", "content": "Pick a colour."}],
+        response_format=Colour,
+        extra_body={"enable_thinking": False},
+    )
+    colour = parsed.choices[0].message.parsed
+    assert isinstance(colour, Colour)
+    assert colour.name in ("red", "green")
 
 
 def test_models_are_listed_as_openai_lists_them(server: Live) -> None:

@@ -232,3 +232,31 @@ def test_g06_the_drain_ends_what_does_not_finish_in_time() -> None:
         assert server.engine.was_cancelled.wait(WAIT_S)
     assert any("shutting down" in line for line in rest)
     assert rest[-2] == "data: [DONE]"
+
+
+def test_e07_a_client_that_takes_no_bytes_is_given_up() -> None:
+    def script(request: GenerationRequest) -> Iterator[Event]:
+        yield planned(request)
+        while not engine.was_cancelled.is_set():
+            yield Progress(0, (ContentDelta("x" * 100_000),))
+
+    engine = FakeEngine(script)
+    with (
+        live(engine, settings=Settings(stall_s=0.2)) as server,
+        _connection(server, {**ASK, "stream": True}) as connection,
+    ):
+        assert engine.was_cancelled.wait(WAIT_S)
+        assert connection.recv(10)
+
+
+def test_replies_carry_the_id_that_the_log_has(caplog: pytest.LogCaptureFixture) -> None:
+    with live() as server, caplog.at_level("INFO", logger="crossturn.requests"):
+        for stream in (True, False):
+            response = server.chat(stream=stream, user="u1")
+            request_id = response.headers["x-request-id"]
+            assert request_id in response.text
+            (line,) = [record.message for record in caplog.records if request_id in record.message]
+            assert "mode=FullRefill" in line
+            assert "finish=stop" in line
+            assert "user='u1'" in line
+            assert "reply=3" in line
