@@ -2,7 +2,7 @@
 
 States are counted, not computed, so policies can be compared at a scale that no machine here has:
 
-    python -m bench.replay agent-sessions.jsonl.gz --at-once 10 --sessions-worth 1 2 4 8
+    python bench/replay.py agent-sessions.jsonl.gz --at-once 10 --sessions-worth 1 2 4 8
 
 For each budget it prints, by policy, the re-read ratio (tokens fed / tokens of blocks that were in no
 earlier prompt of the session), the share of prompt tokens reused, and the bytes held at most. Replies
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from counted_state import QWEN_0_8B, CountedState, Weights
+from sessions import BLOCK, Request, Session, read
 
-from bench.counted_state import QWEN_0_8B, CountedState, Weights
-from bench.trace import BLOCK, Request, Session, read
 from cache.boundaries import PromptShape
 from cache.choice import Choice
 from cache.eviction import ChooseVictim, Victim, least_useful
@@ -131,13 +131,16 @@ def longest_idle(slots: Iterable[Slot], _: Ledger, __: float) -> Victim | None:
     return None if oldest is None else Victim(oldest, None)
 
 
-POLICIES = (
-    Policy("crossturn", least_useful),
-    Policy("no marks inside messages", least_useful, marks=False),
-    Policy("prompt ends only", least_useful, marks=False, boundaries=False),
-    Policy("LRU", longest_idle),
-    Policy("LRU, prompt ends only", longest_idle, marks=False, boundaries=False),
-)
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy("crossturn", least_useful),
+        Policy("no marks inside messages", least_useful, marks=False),
+        Policy("prompt ends only", least_useful, marks=False, boundaries=False),
+        Policy("LRU", longest_idle),
+        Policy("LRU, prompt ends only", longest_idle, marks=False, boundaries=False),
+    )
+}
 
 
 def replay(
@@ -222,6 +225,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--at-once", type=int, default=10, help="sessions that run at a time")
     parser.add_argument("--sessions-worth", type=float, nargs="+", default=[1, 2, 4, 8], help="budgets")
+    parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICIES))
     options = parser.parse_args()
     sessions = read(options.trace)
     worth = session_bytes(sessions, QWEN_0_8B)
@@ -233,7 +237,7 @@ def main() -> None:
     print("| budget | policy | re-read ratio | reused | peak GiB | evicted |")
     print("|---|---|---|---|---|---|")
     for n in options.sessions_worth:
-        for policy in POLICIES:
+        for policy in (POLICIES[name] for name in options.policies):
             got = replay(
                 sessions, policy, budget_bytes=int(n * worth), at_once=options.at_once, weights=QWEN_0_8B
             )

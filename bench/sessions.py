@@ -6,7 +6,7 @@ each :data:`BLOCK` tokens of the prompt; equal ids stand for equal blocks within
 Run as a script it writes sessions of the shape that recorded coding agents have: 25 turns and 110,000
 prompt tokens at the median, some 1,000 new tokens a turn, hardly ever a rollback, but then a deep one.
 
-    python -m bench.trace --sessions 1000 --seed 1 > sessions.jsonl
+    python bench/sessions.py --sessions 1000 --seed 1 > sessions.jsonl
 """
 
 from __future__ import annotations
