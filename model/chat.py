@@ -25,6 +25,8 @@ from model.tokenizer import TextTokenizer
 
 MEMO_BUDGET_BYTES = 128 * 1024 * 1024
 """About a hundred conversations of 110,000 tokens."""
+PATIENCE = 4
+"""How many times the context a prompt is read to tell its length; beyond that it is only said to be long."""
 HARMLESS_KWARGS = frozenset({"enable_thinking", "preserve_thinking"})
 """Switches that any template may be told: a model without thoughts has none to switch."""
 TRIAL_MESSAGES: dict[str, Message] = {
@@ -106,24 +108,16 @@ class ChatFormat:
             messages: OpenAI's form, see ``model/messages.py`` for what is taken.
             tools: definitions, written into the prompt as they are.
             template_kwargs: the template's switches.
-            max_tokens: a longer prompt is refused, after not much more work than so many tokens cost.
+            max_tokens: the context; a longer prompt is refused, one far longer before all of it is read.
 
         Raises:
             InputError: naming the message or the switch that cannot be rendered; with the code
                 ``context_length_exceeded`` for a prompt that is too long.
         """
         conversation = self._prepare(messages, tools, template_kwargs)
-        try:
-            if continue_final:
-                return self._render_final(conversation, max_tokens)
-            blocks = self._blocks(conversation, conversation.text(), max_tokens)
-        except TooLongError as error:
-            raise InputError(
-                f"This model's maximum context length is {max_tokens} tokens, but your messages have at "
-                f"least {error.n_tokens}.",
-                param="messages",
-                code="context_length_exceeded",
-            ) from error
+        if continue_final:
+            return self._render_final(conversation, max_tokens)
+        blocks = self._blocks(conversation, conversation.text(), max_tokens)
         return _prompt(blocks, self._shared_points(conversation, blocks))
 
     def known_next(
@@ -163,7 +157,14 @@ class ChatFormat:
 
     def _blocks(self, conversation: Conversation, text: str, max_tokens: int | None = None) -> Blocks:
         texts = blocks_of(text)
-        ids = self._encoder.encode(texts, conversation.guard, max_tokens)
+        try:
+            limit = None if max_tokens is None else PATIENCE * max_tokens
+            ids = self._encoder.encode(texts, conversation.guard, limit)
+        except TooLongError as error:
+            raise _too_long(f"at least {error.n_tokens}", max_tokens) from error
+        n_tokens = sum(map(len, ids))
+        if max_tokens is not None and n_tokens > max_tokens:
+            raise _too_long(str(n_tokens), max_tokens)
         return list(zip(texts, ids, strict=True))
 
     def _render_final(self, conversation: Conversation, max_tokens: int | None) -> RenderedPrompt:
@@ -203,6 +204,15 @@ class ChatFormat:
             return self._points_from_tail(conversation, blocks) == self._exact_points(conversation, blocks)
         except InputError:
             return False
+
+
+def _too_long(n_tokens: str, max_tokens: int | None) -> InputError:
+    return InputError(
+        f"This model's maximum context length is {max_tokens} tokens, reply included. However, your prompt "
+        f"has {n_tokens} tokens. Please shorten it.",
+        param="messages",
+        code="context_length_exceeded",
+    )
 
 
 def _prompt(blocks: Blocks, points: tuple[int, ...]) -> RenderedPrompt:
