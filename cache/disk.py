@@ -128,9 +128,11 @@ class DiskTier:
             self.step()
         self._writer.wait()
 
-    def close(self) -> None:
-        """:meth:`flush`, then let the folder go."""
-        self.flush()
+    def close(self, within_s: float = 5.0) -> None:
+        """Write what is wanted, as far as that goes within ``within_s`` seconds; let the folder go."""
+        until = time.monotonic() + within_s
+        while time.monotonic() < until and self.step():
+            pass
         self._writer.close()
         self._in_use.close()
 

@@ -63,20 +63,9 @@ class Slot:
             del other.shared_with[entry.number]
 
     def rebuild_work(self, entry: Entry) -> int:
-        """Tokens to feed again if ``entry`` were gone, the slot's other entries being there."""
-        covered = max((_deepest(other, n) for other, n in self._siblings(entry)), default=0)
-        return len(entry) - covered
-
-    def _siblings(self, entry: Entry) -> Iterator[tuple[Entry, int]]:
-        for number, shared in entry.shared_with.items():
-            yield self._entries[number], shared
-
-
-def _deepest(entry: Entry, shared: int) -> int:
-    """The deepest position of ``entry``, at most ``shared``, that one can go back to."""
-    if shared == len(entry):
-        return shared
-    return max((n for n in entry.ring.lengths if n <= shared), default=0)
+        """Tokens to feed again if ``entry`` were gone: what no other entry of the slot begins with.
+        (That the other has a state just there is taken for granted: forks part where one is.)"""
+        return len(entry) - max(entry.shared_with.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)

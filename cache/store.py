@@ -58,7 +58,7 @@ class Store:
         share_prefixes: bool,
         clock: Callable[[], float],
         new_state: Callable[[], SequenceState],
-        max_entries_per_slot: int = 24,
+        max_entries_per_slot: int = 128,
         choose_victim: ChooseVictim = least_useful,
         disk: DiskTier | None = None,
     ) -> None:

@@ -49,7 +49,7 @@ def make_store(
     ring_limits: RingLimits | None = None,
     share_prefixes: bool = True,
     clock: FakeClock | None = None,
-    max_entries_per_slot: int = 24,
+    max_entries_per_slot: int = 128,
     disk: DiskTier | None = None,
 ) -> Store:
     """A store over fake states; by default nothing is ever evicted or thinned for its bytes."""
