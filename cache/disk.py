@@ -221,6 +221,10 @@ class DiskTier:
         """The conversation of ``slot`` that saves ``prompt_ids`` most; one token is left to feed."""
         return best_match((m for m in self._manifests.values() if m.slot == slot), prompt_ids)
 
+    def all_of(self, slot: CrossTurnSlotId) -> tuple[Found, ...]:
+        """Every conversation of ``slot``, whole."""
+        return tuple(Found(m, m.states[-1]) for m in self._manifests.values() if m.slot == slot)
+
     def n_bytes_of(self, found: Found) -> int:
         """About what ``found`` takes in memory."""
         return self._files.sum_of(f.name for f in found.manifest.rows if f.start < found.state.length)

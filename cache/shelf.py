@@ -9,6 +9,7 @@ from cache.disk import DiskTier
 from cache.entry import Entry
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
 from cache.ledger import Ledger
+from cache.nodisk import NoDisk
 from cache.planner import CrossTurnSlotId
 from cache.slots import Slot
 
@@ -21,7 +22,7 @@ class Shelf:
         max_entries_per_slot: entries that one slot may keep.
         clock: seconds, monotonic.
         choose_victim: decides what goes when bytes are needed.
-        disk: where everything at rest is also written, or None.
+        disk: where everything at rest is also written.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Shelf:
         max_entries_per_slot: int,
         clock: Callable[[], float],
         choose_victim: ChooseVictim,
-        disk: DiskTier | None = None,
+        disk: DiskTier | NoDisk,
     ) -> None:
         self.ledger = Ledger()
         self._counters = counters
@@ -75,15 +76,13 @@ class Shelf:
                 other.used_at = entry.used_at
                 self._absorb(other, entry)
                 return
-        if self._disk is not None:
-            self._disk.want(entry)
+        self._disk.want(entry)
         while len(slot) > self._max_entries_per_slot:
             self._evict(least_useful_entry(slot, self.ledger, self._clock()))
 
     def remove(self, entry: Entry) -> None:
         """Let ``entry`` go. What the disk has of it stays."""
-        if self._disk is not None:
-            self._disk.withdraw(entry)
+        self._disk.withdraw(entry)
         slot = self._slots[entry.slot]
         slot.remove(entry)
         self.ledger.remove(entry)
@@ -112,9 +111,8 @@ class Shelf:
         if len(shorter) < len(longer):
             kept.append(shorter.state.snapshot())
         self.remove(shorter)
-        if self._disk is not None:
-            self._disk.forget(shorter.lineage)
-            self._disk.withdraw(longer)
+        self._disk.forget(shorter.lineage)
+        self._disk.withdraw(longer)
         self.ledger.remove(longer)
         for checkpoint in kept:
             longer.ring.add(checkpoint)
@@ -122,13 +120,11 @@ class Shelf:
         longer.n_hits = max(longer.n_hits, shorter.n_hits)
         self._slots[longer.slot].assessments = None
         self.ledger.add(longer)
-        if self._disk is not None:
-            self._disk.want(longer)
+        self._disk.want(longer)
 
     def _evict(self, victim: Victim) -> None:
         if victim.checkpoint is None:
-            if self._disk is not None:
-                self._disk.finish(victim.entry)
+            self._disk.finish(victim.entry)
             self.remove(victim.entry)
             self._counters.n_evicted_entries += 1
         else:

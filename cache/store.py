@@ -17,6 +17,8 @@ from cache.disk import DiskTier
 from cache.entry import Entry, Parts, RunningEntry, copied
 from cache.eviction import ChooseVictim, least_useful
 from cache.ids import TokenBuffer
+from cache.manifest import Found
+from cache.nodisk import NoDisk
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
@@ -46,7 +48,8 @@ class Store:
         new_state: makes an empty state.
         max_entries_per_slot: keeps planning cheap; the budget is the true limit.
         choose_victim: decides what goes when bytes are needed; replaced only to compare policies.
-        disk: keeps what is at rest across restarts and evictions, or None.
+        disk: keeps what is at rest across restarts and evictions; the engine gives it time to write
+            (:meth:`DiskTier.step`) when it has nothing else to do, and closes it. None for none.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Store:
         self.metadata = metadata
         self.budget_bytes = budget_bytes
         self.counters = Counters()
+        self.disk = disk or NoDisk()
         self._ring_limits = ring_limits
         self._share_prefixes = share_prefixes
         self._clock = clock
@@ -74,9 +78,8 @@ class Store:
             max_entries_per_slot=max_entries_per_slot,
             clock=clock,
             choose_victim=choose_victim,
-            disk=disk,
+            disk=self.disk,
         )
-        self._disk = disk
         self._running: dict[int, RunningEntry] = {}
         self._n_numbers = 0
 
@@ -168,41 +171,15 @@ class Store:
 
     def recall(self, slot: CrossTurnSlotId, prompt_ids: TokenIds, tenant: str | None = None) -> None:
         """Before a plan: bring back from the disk what saves more than anything in memory does."""
-        while self._disk is not None and (found := self._disk.best(slot, prompt_ids)) is not None:
+        while (found := self.disk.best(slot, prompt_ids)) is not None:
             in_memory = self._find(slot, prompt_ids, tenant, PromptShape()).plan.reusable_len
             if (
                 found.state.length < in_memory + MIN_RECALL_TOKENS
-                or self._disk.n_bytes_of(found) > self.budget_bytes
+                or self.disk.n_bytes_of(found) > self.budget_bytes
             ):
                 return
-            recalled = self._disk.read(found)
-            if recalled is None:
-                continue
-            entry = recalled.as_entry(
-                self._next_number(),
-                self._clock(),
-                tenant=tenant,
-                metadata=self.metadata,
-                limits=self._ring_limits,
-                goes_on=all(c.lineage != found.manifest.lineage for c in self._conversations()),
-            )
-            self._shelf.publish(entry)
-            self.enforce()
-            return
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether something at rest is not on the disk yet."""
-        return self._disk is not None and self._disk.is_behind
-
-    def write_behind(self) -> bool:
-        """When there is nothing else to do: send one file to the disk; False when all is there."""
-        return self._disk is not None and self._disk.step()
-
-    def close(self) -> None:
-        """Write what is not on the disk yet, and wait for it."""
-        if self._disk is not None:
-            self._disk.close()
+            if self._bring_back(found, tenant):
+                return
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -248,12 +225,15 @@ class Store:
             self._shelf.remove(entry)
         for runner in running:
             runner.is_forgotten = True
-        n_on_disk = 0 if self._disk is None else self._disk.forget_slot(slot)
-        return max(len(resting) + len(running), n_on_disk)
+        return max(len(resting) + len(running), self.disk.forget_slot(slot))
 
     def fork(self, slot: CrossTurnSlotId, new_slot: CrossTurnSlotId, tenant: str | None = None) -> int:
-        """Copy a slot's entries at rest under ``new_slot`` of the same tenant; returns how many."""
+        """Copy what a slot has at rest under ``new_slot`` of the same tenant; returns how many entries."""
         assert slot != new_slot
+        live = {c.lineage for c in self._conversations()}
+        for found in self.disk.all_of(slot):
+            if found.manifest.lineage not in live:
+                self._bring_back(found, tenant)
         entries = self._shelf.entries_of(slot, tenant)
         for entry in entries:
             self._shelf.publish(entry.copy(self._next_number(), new_slot, self._clock()))
@@ -275,6 +255,23 @@ class Store:
         others = (c for c in self._conversations() if c.slot != slot and c.tenant == tenant and c.can_fork)
         foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
         return selection.best((found, *foreign), self.metadata, prompt_ids)
+
+    def _bring_back(self, found: Found, tenant: str | None) -> bool:
+        """Put a conversation from the disk to rest in memory; False when it is damaged."""
+        recalled = self.disk.read(found)
+        if recalled is None:
+            return False
+        entry = recalled.as_entry(
+            self._next_number(),
+            self._clock(),
+            tenant=tenant,
+            metadata=self.metadata,
+            limits=self._ring_limits,
+            goes_on=all(c.lineage != found.manifest.lineage for c in self._conversations()),
+        )
+        self._shelf.publish(entry)
+        self.enforce()
+        return True
 
     def _moved(self, choice: Choice, entry: Entry) -> Parts:
         """The entry itself, cut to what the prompt shares with it."""

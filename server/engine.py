@@ -120,7 +120,7 @@ class Engine:
             self._stats = loop.stats()
         loop.cancel_all()
         self._refuse_the_rest(loop)
-        loop.store.close()
+        loop.store.disk.close()
 
     def _is_drained(self, loop: EngineLoop) -> bool:
         if self._drain_until is None:

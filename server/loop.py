@@ -118,7 +118,7 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return self.has_requests or bool(self._ahead or self._reading) or self._store.is_behind
+        return self.has_requests or bool(self._ahead or self._reading) or self._store.disk.is_behind
 
     @property
     def _reading_request(self) -> GenerationRequest | None:
@@ -205,7 +205,7 @@ class EngineLoop:
             return True
         if self._options.checks_store:
             self._store.check()
-        return self._store.write_behind()
+        return self._store.disk.step()
 
     def _admit(self) -> None:
         """Choose the next prompt to read: the oldest that fits, else one to read ahead."""

@@ -57,8 +57,8 @@ def ask(store: Store, slot: CrossTurnSlotId, ids: TokenIds, tenant: str | None =
 
 def settle(store: Store) -> None:
     """Let everything reach the disk."""
-    assert store._disk is not None
-    store._disk.flush()
+    assert isinstance(store.disk, DiskTier)
+    store.disk.flush()
 
 
 def words(n: int, seed: int = 0) -> TokenIds:
@@ -80,7 +80,7 @@ def grow_until_killed(folder: Path, seed: int) -> None:
         lengths[slot] = chance.choice([lengths[slot] + 300, max(50, lengths[slot] - 500)]) % 4000 + 20
         ask(store, slot, words(lengths[slot], seed=slots.index(slot)))
         for _ in range(chance.randrange(12)):
-            store.write_behind()
+            store.disk.step()
 
 
 if __name__ == "__main__":

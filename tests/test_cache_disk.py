@@ -19,6 +19,7 @@ from disk_kit import ask, open_store, open_tier, settle, words
 from test_cache_walk import walk
 
 from cache import blob
+from cache.disk import DiskTier
 from cache.manifest import SEGMENT_TOKENS
 from cache.planner import CrossTurnSlotId, ExactAppend, FullRefill
 
@@ -31,14 +32,14 @@ def filled(folder: Path, n: int = 2000) -> None:
     """A folder with one conversation of ``n`` ids."""
     store = open_store(folder)
     ask(store, SLOT, words(n))
-    store.close()
+    store.disk.close()
 
 
 def resumed(folder: Path, n: int = 2100) -> int:
     """Tokens that a new process reuses for the conversation's next turn."""
     store = open_store(folder)
     choice = ask(store, SLOT, words(n))
-    store.close()
+    store.disk.close()
     return choice.plan.reusable_len
 
 
@@ -48,7 +49,7 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
     choice = ask(store, SLOT, words(2100))
     assert choice.plan.mode == ExactAppend()
     assert choice.plan.reusable_len == 2000
-    store.close()
+    store.disk.close()
 
 
 def test_after_a_restart_an_edit_goes_back_to_a_checkpoint_from_the_disk(tmp_path: Path) -> None:
@@ -58,14 +59,14 @@ def test_after_a_restart_an_edit_goes_back_to_a_checkpoint_from_the_disk(tmp_pat
     edited[1998:] = 5
     choice = ask(store, SLOT, edited)
     assert choice.plan.reusable_len == 1998
-    store.close()
+    store.disk.close()
 
 
 def test_other_slots_find_nothing_on_the_disk(tmp_path: Path) -> None:
     filled(tmp_path)
     store = open_store(tmp_path)
     assert ask(store, OTHER, words(2100)).plan.mode == FullRefill()
-    store.close()
+    store.disk.close()
 
 
 def test_what_is_evicted_from_memory_comes_back_from_the_disk(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_what_is_evicted_from_memory_comes_back_from_the_disk(tmp_path: Path) ->
     ask(store, OTHER, words(2000, seed=1))
     assert [info.slot for info in store.slots()] == [OTHER]
     assert ask(store, SLOT, words(2100)).plan.mode == ExactAppend()
-    store.close()
+    store.disk.close()
 
 
 def test_a_growing_conversation_does_not_write_itself_anew(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_growing_conversation_does_not_write_itself_anew(tmp_path: Path) -> No
     settle(store)
     before = names(tmp_path)
     ask(store, SLOT, words(8 * SEGMENT_TOKENS + 60))
-    store.close()
+    store.disk.close()
     written = names(tmp_path) - before
     rows = [name for name in written if name.endswith(".rows")]
     assert len(rows) == 1
@@ -95,7 +96,7 @@ def test_a_turn_that_was_overtaken_leaves_no_files_behind(tmp_path: Path) -> Non
     for n in range(1000, 3000, 100):
         ask(store, SLOT, words(n))
         settle(store)
-    store.close()
+    store.disk.close()
     held = open_tier(tmp_path)
     assert held.n_conversations == 1
     (manifest,) = held._manifests.values()
@@ -107,8 +108,8 @@ def test_a_write_that_a_new_turn_interrupts_costs_nothing(tmp_path: Path) -> Non
     store = open_store(tmp_path)
     for n in range(1000, 3000, 100):
         ask(store, SLOT, words(n))
-        store.write_behind()
-    store.close()
+        store.disk.step()
+    store.disk.close()
     assert resumed(tmp_path, 2999) == 2900
 
 
@@ -118,10 +119,10 @@ def test_two_branches_are_both_found_again(tmp_path: Path) -> None:
     branch = words(2000)
     branch[1000:] = words(1000, seed=9)
     ask(store, SLOT, branch)
-    store.close()
+    store.disk.close()
     store = open_store(tmp_path)
     assert ask(store, SLOT, words(2100)).plan.reusable_len == 2000
-    store.close()
+    store.disk.close()
 
 
 def test_a_deleted_slot_is_deleted_from_the_disk_too(tmp_path: Path) -> None:
@@ -129,9 +130,18 @@ def test_a_deleted_slot_is_deleted_from_the_disk_too(tmp_path: Path) -> None:
     ask(store, SLOT, words(2000))
     settle(store)
     assert store.delete(SLOT) == 1
-    store.close()
+    store.disk.close()
     assert names(tmp_path) == set()
     assert resumed(tmp_path) == 0
+
+
+def test_a_slot_that_is_only_on_the_disk_can_be_forked(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = open_store(tmp_path)
+    assert store.fork(SLOT, OTHER) == 1
+    assert ask(store, OTHER, words(2100)).plan.mode == ExactAppend()
+    assert ask(store, SLOT, words(2100)).plan.mode == ExactAppend()
+    store.disk.close()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -185,23 +195,22 @@ def test_the_folder_never_holds_more_than_its_cap_and_the_oldest_go_first(tmp_pa
         slot = CrossTurnSlotId.for_session(None, str(i))
         ask(store, slot, words(1500, seed=i))
         settle(store)
-        tier = store._disk
-        assert tier is not None
-        assert tier.n_bytes <= 20_000
-    store.close()
+        assert isinstance(store.disk, DiskTier)
+        assert store.disk.n_bytes <= 20_000
+    store.disk.close()
     store = open_store(tmp_path)
     modes = [
         ask(store, CrossTurnSlotId.for_session(None, str(i)), words(1600, seed=i)).plan.mode for i in range(6)
     ]
     assert modes[0] == FullRefill()
     assert modes[-1] == ExactAppend()
-    store.close()
+    store.disk.close()
 
 
 def test_a_conversation_larger_than_the_cap_is_not_written(tmp_path: Path) -> None:
     store = open_store(tmp_path, max_bytes=3000)
     ask(store, SLOT, words(2000))
-    store.close()
+    store.disk.close()
     assert resumed(tmp_path) == 0
 
 
@@ -227,7 +236,7 @@ def test_a_disk_that_cannot_be_written_is_told_once_and_serving_goes_on(
         for n in (1000, 2000):
             ask(store, SLOT, words(n))
             settle(store)
-        store.close()
+        store.disk.close()
     assert len(caplog.records) == 1
     assert names(tmp_path) == set()
 
@@ -255,7 +264,7 @@ def test_no_walk_with_restarts_breaks_an_invariant(tmp_path: Path, budget_bytes:
     for _ in range(5):
         world = walk(chance.randrange, budget_bytes, 200, open_tier(tmp_path, max_bytes=max_bytes))
         n_reused += world.store.counters.n_reused_tokens
-        world.store.close()
+        world.store.disk.close()
     assert n_reused > 0
 
 
@@ -278,5 +287,5 @@ def test_a_kill_at_any_moment_never_yields_a_wrong_state(tmp_path: Path, seed: i
         slot = CrossTurnSlotId.for_session(None, key)
         # Whatever is found is checked against a fresh run as it goes on (``FakeState.feed``).
         n_reused += sum(ask(store, slot, words(n, seed=i)).plan.reusable_len for n in (4100, 1000, 200, 99))
-    store.close()
+    store.disk.close()
     assert n_reused > 0

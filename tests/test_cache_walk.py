@@ -162,7 +162,7 @@ def fork_slot(world: World) -> None:
 def write_behind(world: World) -> None:
     """The engine is idle for a moment: where there is a cache folder, some files are written."""
     for _ in range(world.below(6)):
-        world.store.write_behind()
+        world.store.disk.step()
 
 
 def wait(world: World) -> None:

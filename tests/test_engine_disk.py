@@ -27,7 +27,7 @@ class RestartedWalk(Walk):
         self._warm = self._open()
 
     def restart(self) -> None:
-        self._warm.loop.store.close()
+        self._warm.loop.store.disk.close()
         self._warm = self._open()
 
     def fork(self, source: int, target: int) -> None:
@@ -37,7 +37,7 @@ class RestartedWalk(Walk):
             self._warm.loop.store.fork(*keys)
 
     def close(self) -> None:
-        self._warm.loop.store.close()
+        self._warm.loop.store.disk.close()
 
 
 def random_steps(chance: random.Random, n: int) -> list[Step]:
@@ -82,10 +82,10 @@ def test_a_conversation_is_not_read_again_after_a_restart(make_loop: MakeLoop, t
     prompt = [5 + i % 40 for i in range(700)]
     first = Driver(make_loop(cache_dir=tmp_path))
     reply = first.ask(prompt, session="a").token_ids[0]
-    first.loop.store.close()
+    first.loop.store.disk.close()
     second = Driver(make_loop(cache_dir=tmp_path))
     outcome = second.ask([*prompt, *reply, 7, 8], session="a")
     assert outcome.report.mode == "ExactAppend"
     assert outcome.report.reused_tokens == len(prompt) + len(reply)
     assert outcome.token_ids[0] == Driver(make_loop()).ask([*prompt, *reply, 7, 8]).token_ids[0]
-    second.loop.store.close()
+    second.loop.store.disk.close()
