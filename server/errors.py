@@ -21,6 +21,7 @@ import logging
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 from typing_extensions import TypedDict
 
 from model.errors import CrossturnError, InputError
@@ -172,10 +173,27 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     return response
 
 
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    response = await _answer(request, error)
+    if response.status_code == 405:
+        response.headers["Allow"] = ", ".join(_methods_at(request))
+    return response
+
+
+def _methods_at(request: Request) -> list[str]:
+    """What may be done at the path of ``request``; the framework names the methods of one route only."""
+    routes: list[BaseRoute] = request.app.routes
+    return [
+        method
+        for method in ("GET", "HEAD", "POST", "DELETE")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+
+
 def install(app: FastAPI) -> None:
     """Make ``app`` answer every error in OpenAI's shape, those of the framework included."""
     app.add_exception_handler(InputError, _answer)
     app.add_exception_handler(HttpError, _answer)
-    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(HTTPException, _answer_http)
     # Faults of our own are answered here and raised on, to uvicorn, which logs them.
     app.add_exception_handler(Exception, _answer)

@@ -28,8 +28,13 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def streams(whole: type[Any], chunk: type[Any]) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that answers with a ``whole`` body or a stream of ``chunk`` frames."""
     described = f"Frames of a `{chunk.__name__}` each, then `[DONE]`; an error frame when it fails midway."
-    stream = {"schema": {"type": "string", "description": described}}
-    return {200: {"model": whole, "content": {"text/event-stream": stream}}}
+    event = {
+        "type": "object",
+        "description": "One server-sent event.",
+        "properties": {"data": {"type": "string", "description": described}},
+        "required": ["data"],
+    }
+    return {200: {"model": whole, "content": {"text/event-stream": {"schema": event}}}}
 
 
 def document(app: FastAPI, schemas: list[type[Schema]]) -> None:
@@ -44,7 +49,17 @@ def document(app: FastAPI, schemas: list[type[Schema]]) -> None:
                 [(schema, "validation") for schema in schemas], ref_template=_REF
             )
             described["components"]["schemas"] |= definitions["$defs"]
+            _drop_unprocessable(described)
             app.openapi_schema = described
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _drop_unprocessable(described: dict[str, Any]) -> None:
+    """Leave out the framework's own validation errors: nothing here answers with them."""
+    for path in described["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for schema in ("HTTPValidationError", "ValidationError"):
+        described["components"]["schemas"].pop(schema, None)

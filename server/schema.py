@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails, from_json
 
 from model.errors import InputError
@@ -16,6 +16,15 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
+
+def _refuse_true(value: bool) -> bool:
+    if value:
+        raise ValueError("this server does not do that")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
+"""A switch of OpenAI's that is off here, and may be said to be."""
 
 S = TypeVar("S", bound=Schema)
 

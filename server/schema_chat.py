@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from .schema import Schema
+from .schema import OnlyFalse, Schema
 from .schema_messages import Message, Tool, ToolChoice
 
 Metadata = Annotated[
@@ -27,7 +27,7 @@ class StreamOptions(Schema):
     """What a stream carries besides the reply. There is no obfuscation to include."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class TextFormat(Schema):
@@ -109,7 +109,7 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     safety_identifier: Annotated[str, Field(max_length=64)] | None = None
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None

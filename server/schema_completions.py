@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from .schema import OnlyFalse
 from .schema_chat import SamplingFields
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -23,6 +24,6 @@ class CompletionRequest(SamplingFields):
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: Literal[False] | None = None
+    echo: OnlyFalse | None = None
     suffix: None = None
     best_of: Annotated[int, Field(ge=1)] | None = None

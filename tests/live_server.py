@@ -40,6 +40,7 @@ class Live:
     http: httpx.Client
     openai: openai.OpenAI
     loop: asyncio.AbstractEventLoop
+    url: str
 
     def start_drain(self) -> Future[None]:
         """Tell the server to stop taking requests; done when the last one is over."""
@@ -130,7 +131,7 @@ def live(
                 openai.OpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=30) as client,
             ):
                 assert server.is_up.wait(10)
-                yield Live(gateway, engine, http, client, server.loop)
+                yield Live(gateway, engine, http, client, server.loop, base_url)
         finally:
             server.should_exit = True
             thread.join()

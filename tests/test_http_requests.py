@@ -66,6 +66,7 @@ def last_request(server: Live) -> Any:
         ({"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages[0].mood"),
         ({"messages": [{"role": "assistant", "content": "Hi", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"store": True}, "store"),
+        ({"store": 0}, "store"),
         ({"modalities": ["text", "audio"]}, "modalities[1]"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"functions": []}, "functions"),
@@ -115,6 +116,19 @@ def test_unknown_paths_and_methods_are_errors_of_the_same_shape(
     response = server.http.request(method, path)
     assert response.status_code == status
     error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/chat/completions", "POST"),
+        ("/health", "GET"),
+        ("/v1", "GET, HEAD"),
+        ("/v1/slots/0", "GET, DELETE"),
+    ],
+)
+def test_a_refused_method_is_told_all_that_may_be_done(server: Live, path: str, methods: str) -> None:
+    assert server.http.put(path).headers["allow"] == methods
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
