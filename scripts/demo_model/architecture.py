@@ -67,8 +67,8 @@ def save_checkpoint(model: Qwen3_5ForCausalLM, folder: Path) -> None:
         "do_sample": True,
         "eos_token_id": [im_end, end_of_text],
         "pad_token_id": end_of_text,
-        "temperature": 0.6,
+        "temperature": 0.3,
         "top_k": 20,
-        "top_p": 0.95,
+        "top_p": 0.9,
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

@@ -135,9 +135,7 @@ def check(n: int) -> None:
         )
         n_prompt = len(tokenizer(prompt)["input_ids"])
         assert ids[:n_prompt].tolist() == tokenizer(prompt)["input_ids"], "the prompt's ids are a prefix"
-        assert mask[n_prompt - 1 : n_prompt + 1].tolist() == [False, True], (
-            "learning starts behind it"
-        )
+        assert mask[n_prompt - 1 : n_prompt + 1].tolist() == [False, True], "learning starts behind it"
         n_chars, n_tokens, n_learn = n_chars + len(ours), n_tokens + len(ids), n_learn + int(mask.sum())
     print(f"{n} agree; {n_chars / n_tokens:.2f} characters a token, {n_learn / n_tokens:.0%} learnt")
 

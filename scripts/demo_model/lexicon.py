@@ -46,6 +46,8 @@ HELD_CITIES = """
     Salzburg Marseille Krakow Valencia Rotterdam Aarhus Edinburgh Bristol Nagoya Hanoi Manila Jakarta
     Casablanca Dakar Calgary Memphis Omaha Brisbane Basel Bremen Florence Malmo
 """.split()
+LONG_CITIES = ["New York", "San Francisco", "Los Angeles", "Hong Kong", "Buenos Aires", "Cape Town"]
+HELD_LONG_CITIES = ["Las Vegas", "San Diego", "Mexico City"]
 COLOURS = """
     red blue green yellow orange purple pink black white grey brown teal navy gold silver violet
     turquoise beige maroon indigo lime cyan magenta olive coral crimson
@@ -181,6 +183,7 @@ class Lexicon:
         self.adjectives = HELD_ADJECTIVES if held else ADJECTIVES
         held_plain = set(HELD_PLAIN)
         self.plain = HELD_PLAIN if held else [word for word in PLAIN if word not in held_plain]
+        self.long_cities = HELD_LONG_CITIES if held else LONG_CITIES
         self.companies = HELD_COMPANIES if held else COMPANIES
         self.pieces = token_pieces()
         kinds = ("animals", "colours", "foods", "things", "places", "jobs", "hobbies", "adjectives")
@@ -217,9 +220,15 @@ class Lexicon:
                 return word
 
     def name(self, rng: Random) -> str:
+        if rng.random() < 0.1:
+            return f"{rng.choice(self.names)} {self.made_up(rng).capitalize()}"
         return rng.choice(self.names) if rng.random() < 0.6 else self.made_up(rng).capitalize()
 
     def city(self, rng: Random) -> str:
+        if rng.random() < 0.15:
+            first = rng.choice("New San Los Port Saint Rio Santa Fort Hong Buenos Las".split())
+            composed = f"{first} {self.made_up(rng).capitalize()}"
+            return composed if rng.random() < 0.6 else rng.choice(self.long_cities)
         return rng.choice(self.cities) if rng.random() < 0.7 else self.made_up(rng).capitalize()
 
     def company(self, rng: Random) -> str:

@@ -39,17 +39,19 @@ RATE = 1.5e-4
 def conversation(rng: Random, lexicon: Lexicon) -> Conversation:
     state, thinking = State(rng, lexicon), rng.random() < 0.5
     kind = rng.random()
-    if kind < 0.42:
-        act = smalltalk.short_list if kind < 0.21 else smalltalk.story if kind < 0.36 else facts.correct
+    if kind < 0.45:
+        act = smalltalk.short_list if kind < 0.18 else smalltalk.story if kind < 0.3 else facts.correct
         before = [draw(state) for _ in range(rng.choice((0, 0, 1, 2)))]
         while act is facts.correct and not state.attributes:
             before.append(facts.tell(state))
         turn = act(state)
         if turn is not None:
             return finish(state, [*before, turn], "", thinking)
-    if kind < 0.62:
+    if kind < 0.66:
         return with_tools(state, 0, thinking)
-    return json_answer(state, thinking) if kind < 0.7 else talk(state, rng.choice((0, 0, 100, 300)), thinking)
+    if kind < 0.73:
+        return json_answer(state, thinking)
+    return talk(state, rng.choice((0, 0, 100, 300)), thinking)
 
 
 def batches(encoder: Encoder, seed: str) -> Iterator[Batch]:

@@ -251,7 +251,7 @@ def short_list(state: State) -> Turn:
     n = i + 2
     shown = NUMBERS[i] if rng.random() < 0.6 else str(n)
     text = typed(rng, LISTS.pick(rng, x.split).replace("{n}", shown).replace("{c}", category))
-    items = categories[category][:n] if rng.random() < 0.5 else rng.sample(list(categories[category]), n)
+    items = categories[category][:n] if rng.random() < 0.8 else rng.sample(list(categories[category]), n)
     return Turn(text, "\n".join(f"{k}. {item}" for k, item in enumerate(items, 1)),
         f"They want {n} {category}.", "list")
 
