@@ -199,4 +199,5 @@ def _chunks(x: mx.array, n_chunks: int, size: int) -> mx.array:
     missing = n_chunks * size - x.shape[0]
     if missing:
         x = mx.pad(x, [(0, missing), (0, 0), (0, 0)])
-    return x.reshape(n_chunks, size, x.shape[1], x.shape[2]).transpose(2, 0, 1, 3)
+    # Laid out anew once: every product and broadcast below would else copy it again.
+    return mx.contiguous(x.reshape(n_chunks, size, x.shape[1], x.shape[2]).transpose(2, 0, 1, 3))
