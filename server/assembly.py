@@ -30,6 +30,7 @@ class EngineOptions:
     Attributes:
         model_path: folder of the checkpoint.
         adapter_path: folder of a LoRA adapter made by mlx-lm, or None.
+        kv_bits: 8 or 4 to store keys and values in so many bits, or None.
         context_length: tokens of a prompt and its reply together; None for the model's own limit.
         memory_budget: bytes for retained conversations; None for what the machine allows.
         cache_dir: a folder that keeps conversations across restarts, or None.
@@ -41,6 +42,7 @@ class EngineOptions:
 
     model_path: Path
     adapter_path: Path | None = None
+    kv_bits: int | None = None
     context_length: int | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
@@ -58,7 +60,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     """
     in_use = None if options.cache_dir is None else _claim(options.cache_dir)  # before anything is loaded
     backend = detect()
-    forward = load(options.model_path, adapter_path=options.adapter_path)
+    forward = load(options.model_path, adapter_path=options.adapter_path, kv_bits=options.kv_bits)
     context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
     budget_bytes = options.memory_budget or default_budget(backend, forward)
     known = metadata(forward, tokenizer, context_length)

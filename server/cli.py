@@ -82,6 +82,12 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--adapter-path", type=_directory, metavar="DIR", help="a LoRA adapter to put over the model"
     )
     group.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=(8, 4),
+        help="store keys and values in so many bits: less memory a token, less exact (default: as computed)",
+    )
+    group.add_argument(
         "--served-model-name",
         dest="served_model_names",
         action="append",

@@ -71,6 +71,7 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
     return EngineOptions(
         model_path=path,
         adapter_path=settings.adapter_path,
+        kv_bits=settings.kv_bits,
         context_length=settings.context_length,
         memory_budget=settings.memory_budget_bytes,
         cache_dir=settings.cache_dir,

@@ -35,6 +35,7 @@ class Settings:
         host, port: where to listen; port 0 takes a free one.
         model: ``demo``, a directory or a Hub repository.
         adapter_path: a LoRA adapter to put over the model.
+        kv_bits: 8 or 4 to store keys and values in so many bits; None stores them as computed.
         served_model_names: further names under which requests may ask for the model.
         memory_budget_bytes: memory for retained conversations; None takes the machine's default.
         cache_dir: a folder that keeps conversations across restarts; None keeps them in memory alone.
@@ -61,6 +62,7 @@ class Settings:
     port: int = 8000
     model: str = "demo"
     adapter_path: Path | None = None
+    kv_bits: int | None = None
     served_model_names: tuple[str, ...] = ()
     memory_budget_bytes: int | None = None
     cache_dir: Path | None = None
