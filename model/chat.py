@@ -20,7 +20,7 @@ from model.conversation import OPENER, Conversation, prepare
 from model.errors import CheckpointError, InputError
 from model.messages import END_THINK, THINK, Message
 from model.nextturns import Blocks, Render, next_turns, shared_points, shared_points_from_tail
-from model.template import RESERVED, ChatTemplate
+from model.template import RESERVED, ChatTemplate, TemplateRefusedError
 from model.tokenizer import TextTokenizer
 
 MEMO_BUDGET_BYTES = 128 * 1024 * 1024
@@ -177,12 +177,19 @@ class ChatFormat:
             raise InputError(f"the chat template cannot continue {where}", param=where)
         blocks = self._blocks(conversation, text, max_tokens)
         turns = list(next_turns(tools=bool(conversation.tools), content=last["content"].replace(mark, "")))
-        history = conversation.messages[:-1]
-        return _prompt(blocks, shared_points(blocks, history, turns, self._renderer(conversation)))
+        try:
+            render = self._renderer(conversation)
+            points = shared_points(blocks, conversation.messages[:-1], turns, render)
+        except TemplateRefusedError:
+            points = ()
+        return _prompt(blocks, points)
 
     def _shared_points(self, conversation: Conversation, blocks: Blocks) -> tuple[int, ...]:
-        points = self._points_from_tail(conversation, blocks) if self._tail_tells else None
-        return self._exact_points(conversation, blocks) if points is None else points
+        try:
+            points = self._points_from_tail(conversation, blocks) if self._tail_tells else None
+            return self._exact_points(conversation, blocks) if points is None else points
+        except TemplateRefusedError:
+            return ()  # the template takes this conversation but none of those that may come of it
 
     def _points_from_tail(self, conversation: Conversation, blocks: Blocks) -> tuple[int, ...] | None:
         turns = list(next_turns(tools=bool(conversation.tools)))
@@ -194,7 +201,9 @@ class ChatFormat:
         return shared_points(blocks, conversation.messages, turns, self._renderer(conversation))
 
     def _renderer(self, conversation: Conversation, *, with_tools: bool = True) -> Render:
-        return lambda messages: self._blocks(conversation, conversation.text(messages, with_tools=with_tools))
+        return lambda messages: self._blocks(
+            conversation, conversation.try_text(messages, with_tools=with_tools)
+        )
 
     def _tail_tells_in(self, roles: Sequence[str]) -> bool:
         """Whether the end of a conversation of these ``roles`` gives the points of all of it."""
@@ -202,7 +211,7 @@ class ChatFormat:
             conversation = self._prepare([TRIAL_MESSAGES[role] for role in roles], TRIAL_TOOLS, None)
             blocks = self._blocks(conversation, conversation.text())
             return self._points_from_tail(conversation, blocks) == self._exact_points(conversation, blocks)
-        except InputError:
+        except (InputError, TemplateRefusedError):
             return False
 
 

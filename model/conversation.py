@@ -51,23 +51,29 @@ class Conversation:
         }
         self._placeholder = re.compile(f"{re.escape(_late_head(guard))}([0-9]+){guard.mark}</tool_response>")
 
-    def text(
-        self, messages: Sequence[Message] | None = None, *, generate: bool = True, with_tools: bool = True
-    ) -> str:
+    def text(self, messages: Sequence[Message] | None = None, *, generate: bool = True) -> str:
         """The conversation, or ``messages`` in its place, as the template writes it; still guarded.
 
         Args:
             generate: end with the head of the assistant's next message.
-            with_tools: tell the template of the tools.
 
         Raises:
             InputError: the template refuses, or does not take a system message where one stands.
         """
         messages = self.messages if messages is None else messages
         try:
-            text = self._render(messages, generate, with_tools)
+            return self.try_text(messages, generate=generate)
         except TemplateRefusedError as error:
             raise self._refusal(messages, str(error)) from error
+
+    def try_text(self, messages: Sequence[Message], *, generate: bool = True, with_tools: bool = True) -> str:
+        """The same for messages that nobody sent; ``with_tools`` tells the template of the tools.
+
+        Raises:
+            TemplateRefusedError: the template refuses them.
+            InputError: it does not take a system message where one stands.
+        """
+        text = self._render(messages, generate, with_tools)
         return self._with_late_systems(text) if self._late_systems else text
 
     def where(self, index: int) -> str:

@@ -38,6 +38,8 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise InputError(f"{where} must be an object", param=where)
+        if message.get("role") == "tool" and not index:
+            raise InputError(f"{where}: a tool's result must follow the call", param=where)
         normal.append(_one(message, where))
     return _merge_leading_system(normal)
 

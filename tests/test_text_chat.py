@@ -245,6 +245,7 @@ def test_c06_a_tag_further_on_in_an_answer_is_text() -> None:
         ),
         ([USER, {"role": "assistant", "function_call": {"name": "f"}}], "messages[1].function_call"),
         ([{"role": "system", "content": "only"}], "messages"),
+        ([{"role": "tool", "content": "x"}, USER], "messages[0]"),
     ],
 )
 def test_what_cannot_be_rendered_names_the_message_and_field(messages: list[Any], param: str) -> None:

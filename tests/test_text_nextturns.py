@@ -113,6 +113,16 @@ def test_a_template_that_forgets_thoughts_by_their_age_is_compared_in_full() -> 
     assert _n_shared(prompt, following) < prompt.message_starts[3]
 
 
+def test_a_template_that_refuses_what_may_come_next_still_takes_what_is_there() -> None:
+    template = (
+        "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}"
+        "{{ '<|im_start|>user\n' ~ messages[0].content ~ '<|im_start|>assistant\n' }}"
+    )
+    prompt = chat_with(template).render([USER])
+    assert prompt.shared_points == ()
+    assert prompt.message_roles == ("user", "assistant")
+
+
 def test_the_tail_of_a_long_loop_is_both_of_its_ends() -> None:
     messages = [USER, {"role": "assistant", "content": "x"}, USER, *_loop(10)]
     tail = tail_of(messages)
