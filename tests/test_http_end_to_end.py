@@ -392,3 +392,58 @@ def test_what_follows_is_read_ahead_between_turns(server: Live) -> None:
     turn = [SYSTEM, QUESTION, reply, {"role": "user", "content": "Thanks."}]
     warm = ask(server, *turn, **key)
     assert warm["crossturn"]["mode"] == "ExactAppend"
+
+
+NEXT_FILE = {"B2": "T9", "K7": "B2", "T9": "M4", "M4": "R1"}
+READ_FILE = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read the file.",
+        "parameters": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_agent_of_five_tool_rounds_finds_the_right_answer(server: Live, streamed: bool) -> None:
+    history: list[Any] = [
+        {
+            "role": "user",
+            "content": "Start with K7 and follow the next with read_file until you find the code. "
+            "What is the code?",
+        }
+    ]
+    asked: list[str] = []
+    n_prefilled: list[int] = []
+    while len(asked) < 8:
+        request = {
+            "model": "demo",
+            "messages": history,
+            "tools": [READ_FILE],
+            "temperature": 0,
+            "extra_headers": {"X-Session-Id": f"agent-{streamed}"},
+        }
+        if streamed:
+            with server.openai.chat.completions.stream(**request) as events:
+                completion = events.get_final_completion()
+        else:
+            completion = server.openai.chat.completions.create(**request)
+        message = completion.choices[0].message
+        n_prefilled.append((completion.model_extra or {})["crossturn"]["prefilled_tokens"])
+        history.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            break
+        assert completion.choices[0].finish_reason == "tool_calls"
+        for call in message.tool_calls:
+            name = json.loads(call.function.arguments)["name"]
+            asked.append(name)
+            result = {"next": NEXT_FILE[name]} if name in NEXT_FILE else {"code": 42}
+            history.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
+    assert asked == ["K7", "B2", "T9", "M4", "R1"]
+    assert "42" in (message.content or "")
+    assert max(n_prefilled[1:]) < 80
