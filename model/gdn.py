@@ -75,7 +75,7 @@ def chunked_delta_rule(
     decay = _decay_matrix(total, exp)  # [Hk, R, N, C, C]
 
     kt = k.swapaxes(-1, -2)
-    inverse = unit_lower_inverse(mx.tril((k @ kt) * decay * beta, -1))
+    inverse = unit_lower_inverse((k @ kt) * beta * (decay * mx.tri(size, k=-1)))
     since_start = exp(total)[..., None]
     to_end = exp(total[..., -1:] - total)[..., None]
     by_head = (n_value_heads, n_chunks, size, -1)
