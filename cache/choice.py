@@ -37,9 +37,9 @@ class Choice:
         plan: what is reused.
         origin: where from.
         forks: True when the entry stays whole and its prefix is copied, False when it moves.
-        parted_at: where the prompt left its source although the next turn of that conversation would
-            not have: the next prompt may part there again (a clock in the system prompt), so a state
-            is kept there. None where it went on as expected.
+        parted_at: where a state is kept because the prompt left its source there, or hardly after,
+            although the next turn of that conversation would not have: the next prompt may part there
+            again (a clock in the system prompt). None where it went on as expected.
         captures: positions to keep a state at while the rest is fed, ascending.
         source: the entry that is reused or, in a full refill, the nearest one; None when the slot is
             empty.

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache.boundaries import PromptShape, choose_captures
+from cache.boundaries import MERGE_TOKENS, PromptShape, choose_captures
 from cache.choice import Choice, Origin, diverged_at
 from cache.entry import Entry, RunningEntry
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
     PrefixRestorePlan,
+    ReplayFromCheckpoint,
     TokenIds,
     plan_prefix_reuse,
 )
@@ -40,6 +41,12 @@ class Candidate:
         ``position``: at or after the first point that every next render shares."""
         points = () if self.source is None else self.source.next_points
         return len(points) > 0 and position >= points[0]
+
+    def is_held_near(self, position: int) -> bool:
+        """Whether the checkpoint that is reused stands so close before ``position`` that another one
+        there would add nothing."""
+        replays = isinstance(self.plan.mode, ReplayFromCheckpoint)
+        return replays and position - self.plan.reusable_len < MERGE_TOKENS
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -129,6 +136,8 @@ def choose(
     parted_at = diverged_at(found.plan, len(prompt_ids))
     if parted_at is not None and found.expects(parted_at):
         parted_at = None
+    elif parted_at is not None and found.is_held_near(parted_at):
+        parted_at = found.plan.reusable_len
     return Choice(
         slot=slot,
         tenant=tenant,

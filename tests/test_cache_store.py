@@ -144,6 +144,7 @@ def test_a_clock_in_the_system_prompt_moves_the_state_and_costs_nothing_the_seco
     assert second.plan.mode == FullRefill()
     assert 95 in second.captures
     assert third.plan.mode == ReplayFromCheckpoint(95)
+    assert 95 in third.keep
     assert not third.forks
 
 
