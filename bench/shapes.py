@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 Message = dict[str, object]
 
@@ -22,7 +22,8 @@ class Turn:
         messages: the whole history, as a chat client sends it.
         session: which conversation of the shape it belongs to.
         thinking: ``enable_thinking``.
-        cancel_after: close the stream after so many seconds' worth of the cold time; None to read on.
+        is_cancelled: close the connection before the first token.
+        must_call: ``tool_choice`` is ``required``.
         keyless: send no session key even where the run uses them (a side request knows none).
     """
 
@@ -31,13 +32,17 @@ class Turn:
     thinking: bool = False
     is_cancelled: bool = False
     keyless: bool = False
-    tools: tuple[Message, ...] = field(default=())
+    tools: tuple[Message, ...] = ()
+    must_call: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    content: str
-    reasoning: str
+    """What a server answered; ``calls`` as OpenAI's ``tool_calls``."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[Message, ...] = ()
 
 
 Shape = Generator[Turn, Answer, None]
@@ -120,29 +125,30 @@ def edit_early(write: Writer, n_turns: int) -> Shape:
 
 
 def tool_loop(write: Writer, n_turns: int) -> Shape:
-    """A question answered over several tool rounds, whose thoughts vanish at the next question."""
+    """A question answered over several tool rounds, whose thoughts vanish at the next question.
+
+    Where the model made no call of its own, the client pretends that it did.
+    """
     messages: list[Message] = [write.system()]
     for turn in range(2):
         messages.append(write.user())
         for round_ in range(n_turns):
-            answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
-            call_id = f"call_{turn}_{round_}"
-            call = {
-                "id": call_id,
-                "type": "function",
-                "function": {"name": "look_up", "arguments": '{"word": "tide"}'},
-            }
-            messages.append(
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "reasoning_content": answer.reasoning,
-                    "tool_calls": [call],
-                }
-            )
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": write.text(0.5)})
+            answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,), must_call=True)
+            calls = answer.calls or (_call(f"call_{turn}_{round_}"),)
+            messages.append(said(answer, echo=True) | {"tool_calls": list(calls)})
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": write.text(0.5)} for call in calls
+            ]
         answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
         messages.append(said(answer, echo=True))
+
+
+def _call(call_id: str) -> Message:
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": "look_up", "arguments": '{"word": "tide"}'},
+    }
 
 
 def interleaved(write: Writer, n_turns: int) -> Shape:
@@ -177,9 +183,12 @@ def shared_system(write: Writer, n_turns: int) -> Shape:
 
 
 def exact_repeat(write: Writer, n_turns: int) -> Shape:
-    messages = (write.system(), write.user())
+    """The same request over and over, then the conversation goes on."""
+    messages: list[Message] = [write.system(), write.user()]
     for _ in range(n_turns):
-        yield Turn(messages)
+        answer = yield Turn(tuple(messages))
+    messages += [said(answer), write.user()]
+    yield Turn(tuple(messages))
 
 
 def clock(write: Writer, n_turns: int) -> Shape:
@@ -195,9 +204,10 @@ def clock(write: Writer, n_turns: int) -> Shape:
 
 def cancel_and_retry(write: Writer, n_turns: int) -> Shape:
     messages: list[Message] = [write.system()]
-    for _ in range(n_turns):
+    for turn in range(n_turns):
         messages.append(write.user())
-        yield Turn(tuple(messages), is_cancelled=True)
+        if turn > 0:
+            yield Turn(tuple(messages), is_cancelled=True)
         answer = yield Turn(tuple(messages))
         messages.append(said(answer))
 

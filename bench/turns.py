@@ -3,21 +3,27 @@
     python bench/turns.py --tokenizer model/demo --url crossturn=http://127.0.0.1:8000
     python bench/turns.py --tokenizer model/demo --url crossturn=... --url mlx-lm=http://127.0.0.1:8080
 
-For every shape and server: the warm re-read ratio, which is the prompt tokens that the server says
-it read (``prompt_tokens - cached_tokens``, tokens that it read ahead in idle time included)
-over the tokens that stood in no sequence it had seen before; the first request of a shape, which is
-cold, is left out. 1.00 is ideal. And the median time to the first token of the warm requests.
+For every shape and server: the warm re-read ratio, the tokens that the server read over the tokens that
+stood in no sequence it had seen before. The first request of a shape, which is cold, is left out; a prompt
+with nothing new counts as one new token, for one must be fed. 1.00 is ideal. And the median time to the
+first token of the warm requests.
+
+What a server read: the counter ``crossturn_prefilled_tokens_total`` of its ``/metrics`` where it has
+one, which counts what was read in idle time and for cancelled requests too; else ``prompt_tokens -
+cached_tokens`` of the usage, and then what a cancelled request cost is not known.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -88,6 +94,7 @@ class Server:
         self._with_keys = with_keys
         self._max_tokens = max_tokens
         self._model = model or self._http.get("/v1/models").json()["data"][0]["id"]
+        self._has_counter = "crossturn_prefilled_tokens_total" in self._http.get("/metrics").text
 
     def chat(self, turn: Turn, session: str, *, give_up_after_s: float | None = None) -> Reply | None:
         """Send one turn, streamed; None when it was cancelled on purpose."""
@@ -102,6 +109,7 @@ class Server:
         }
         if turn.tools:
             body["tools"] = list(turn.tools)
+            body["tool_choice"] = "required" if turn.must_call else "auto"
         headers = {"X-Session-Id": session} if self._with_keys and not turn.keyless else {}
         started = time.perf_counter()
         with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
@@ -112,17 +120,30 @@ class Server:
                 return None
             return _read_stream(response.iter_lines(), started)
 
-    def n_read_ahead(self) -> int:
-        """Tokens read in idle time since the start, where the server has such a figure. Waits until
-        the server is idle, so that the figure belongs to the turns so far."""
-        try:
-            return int(self._http.get("/v1/slots", params={"settle": "true"}).json()["n_read_ahead"])
-        except (KeyError, ValueError):
-            return 0
+    def n_read(self) -> int | None:
+        """Tokens read since the start, once the server is idle; None where it has no such counter."""
+        time.sleep(0.05)  # what is read in idle time is asked for just after a reply
+        while self._has_counter:
+            first, running = self._counters()
+            # The server counts between two steps: had it been at work, the second look would differ.
+            second, _ = self._counters()
+            if first == second and running == 0:
+                return first
+        return None
+
+    def _counters(self) -> tuple[int, int]:
+        """Tokens read, and requests under way."""
+        text = self._http.get("/metrics").text
+        read, running = (
+            float(re.search(rf"^crossturn_{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
+            for name in ("prefilled_tokens_total", "requests_running")
+        )
+        return int(read), int(running)
 
 
 def _read_stream(lines: Iterable[str], started: float) -> Reply:
     content, reasoning, usage, first = "", "", {}, None
+    calls: dict[int, dict[str, Any]] = {}
     for line in lines:
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
@@ -132,37 +153,50 @@ def _read_stream(lines: Iterable[str], started: float) -> Reply:
             delta = choice.get("delta", {})
             content += delta.get("content") or ""
             reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
-            if first is None and (content or reasoning or delta.get("tool_calls")):
+            for part in delta.get("tool_calls") or []:
+                _add_call(calls, part)
+            if first is None and (content or reasoning or calls):
                 first = time.perf_counter()
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    ended = time.perf_counter()
-    return Reply(Answer(content, reasoning), usage["prompt_tokens"], cached, (first or ended) - started)
+    first_token_s = (first or time.perf_counter()) - started
+    return Reply(
+        Answer(content, reasoning, tuple(calls.values())), usage["prompt_tokens"], cached, first_token_s
+    )
+
+
+def _add_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    """Join one delta of a tool call."""
+    nothing = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+    call = calls.setdefault(part.get("index", 0), nothing)
+    call["id"] += part.get("id") or ""
+    for name in ("name", "arguments"):
+        call["function"][name] += (part.get("function") or {}).get(name) or ""
 
 
 def run_shape(name: str, server: Server, seen: Seen, n_words: int, n_turns: int) -> Tally:
     """Drive one shape to its end."""
     tally = Tally()
     shape = SHAPES[name](Writer(f"{name} {n_words}", n_words), n_turns)
+    cold_s: float | None = None
+    n_before = server.n_read()
     turn = next(shape)
-    is_cold, cold_s, n_ahead = True, 0.0, server.n_read_ahead()
     while True:
-        n_new = seen.n_new(turn)
-        reply = server.chat(turn, f"{name}/{turn.session}", give_up_after_s=cold_s / 3)
-        now_ahead = server.n_read_ahead()
-        if not is_cold:
-            tally.n_read += now_ahead - n_ahead
-        n_ahead = now_ahead
-        answer = Answer("", "") if reply is None else reply.answer
-        if reply is not None:
-            seen.add(turn, answer)
-            if is_cold:
-                is_cold, cold_s = False, reply.first_token_s
-            else:
-                tally.n_read += reply.n_prompt - reply.n_cached
+        n_new = max(seen.n_new(turn), 1)
+        reply = server.chat(turn, f"{name}/{turn.session}", give_up_after_s=(cold_s or 0.0) / 3)
+        n_after = server.n_read()
+        n_used = 0 if reply is None else reply.n_prompt - reply.n_cached
+        n_read = n_used if n_before is None or n_after is None else n_after - n_before
+        n_before = n_after
+        if cold_s is not None:
+            tally.n_read += n_read
+            if reply is not None:
                 tally.n_new += n_new
                 tally.first_token_s.append(reply.first_token_s)
+        if reply is not None:
+            seen.add(turn, reply.answer)
+            cold_s = cold_s or reply.first_token_s
         try:
-            turn = shape.send(answer)
+            turn = shape.send(Answer() if reply is None else reply.answer)
         except StopIteration:
             return tally
 
@@ -194,7 +228,7 @@ def main() -> None:
     parser.add_argument("--model", help="model name to send; default: the first that the server lists")
     parser.add_argument("--words", type=int, default=600, help="words a message")
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument(
         "--keys", action=argparse.BooleanOptionalAction, default=True, help="send session keys"
     )

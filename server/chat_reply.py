@@ -102,6 +102,11 @@ class ChatEncoder:
                 self._finished.append(event)
                 yield from self._endings(event)
 
+    @property
+    def is_whole(self) -> bool:
+        """Every reply came to its own end, none was cut by its length."""
+        return all(end.reason != "length" for end in self._finished)
+
     def message(self, index: int) -> ReplyMessage:
         """Reply ``index`` as far as it has come."""
         return _message(self._replies[index], self._shape.reasoning_field)

@@ -50,11 +50,17 @@ def router(gateway: Gateway) -> APIRouter:
         chat = await gateway.on_worker(compose)
         run.record.describe(who=chat.who, thinking=chat.generation.prompt.opens_thought)
         encoder = ChatEncoder(chat.shape)
+
+        def on_delivered() -> None:
+            # Nobody knows what a client makes of a reply that was cut short.
+            if encoder.is_whole:
+                gateway.read_ahead(chat, encoder.message(0))
+
         answer = Answer(
             run=run,
             generations=[chat.generation],
             encoder=encoder,
-            on_delivered=lambda: gateway.read_ahead(chat, encoder.message(0)),
+            on_delivered=on_delivered,
         )
         return await answer.send(request, settings, stream=chat.stream)
 
