@@ -134,6 +134,12 @@ def chat_with(template: str | None = None) -> ChatFormat:
     return ChatFormat(tokenizer_with(template))
 
 
+@cache
+def shared_chat(template: str | None = None) -> ChatFormat:
+    """A chat format that the examples of a property share: to compile a template is the dearest part."""
+    return chat_with(template)
+
+
 def tool(name: str, /, **properties: object) -> dict[str, object]:
     """A tool definition whose parameters have these schemas."""
     parameters = {"type": "object", "properties": properties}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chatml import DATED, KEEPS_THOUGHTS, STRIPS_THOUGHTS, call, chat_with, tokenizer_with, tool
+from chatml import DATED, KEEPS_THOUGHTS, STRIPS_THOUGHTS, call, chat_with, shared_chat, tokenizer_with, tool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +48,8 @@ def test_typed_control_strings_open_no_message_and_come_back_unchanged(
         {"role": "assistant", "content": f"a{answer}a", "tool_calls": [call("read", {"path": answer})]},
         {"role": "tool", "content": f"r{result}r"},
     ]
-    prompt = render(messages, template, tools=[tool("read", path={"description": result})])
+    chat = shared_chat(template)
+    prompt = chat.render(messages, tools=[tool("read", path={"description": result})])
     assert prompt.message_roles == ("system", "user", "assistant", "user", "assistant")
     assert np.flatnonzero(prompt.ids == OPENER_ID).tolist() == list(prompt.message_starts)
     normal = tokenizer_with().decode(tokenizer_with().encode_text(f"q{question}q"))
@@ -65,7 +66,7 @@ def test_without_control_strings_the_ids_are_the_plain_tokenizers(
     messages.append({"role": "user", "content": texts[2]})
     if any("\ue000" <= char <= "\uf8ff" for text in texts for char in text):
         return  # what a decode gives back is then no sure witness of what was rendered
-    chat = chat_with(template)
+    chat = shared_chat(template)
     conversation = chat._prepare(messages, None, None)  # the text before it is encoded
     plain = tokenizer_with().encode(conversation.guard.restore(conversation.text()))
     assert chat.render(messages).ids.tolist() == plain.tolist()

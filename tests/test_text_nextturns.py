@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chatml import DATED, KEEPS_THOUGHTS, STRIPS_THOUGHTS, call, chat_with, tokenizer_with, tool
+from chatml import DATED, KEEPS_THOUGHTS, STRIPS_THOUGHTS, call, chat_with, shared_chat, tokenizer_with, tool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,11 +40,11 @@ conversations = st.one_of(
 
 
 @given(conversations, st.sampled_from(TEMPLATES), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 def test_points_found_from_the_tail_are_those_of_whole_renders(
     messages: list[dict[str, Any]], template: str | None, with_tools: bool, thinks: bool
 ) -> None:
-    chat = chat_with(template)
+    chat = shared_chat(template)
     assert chat._tail_tells
     kwargs = {} if thinks else {"enable_thinking": False}
     conversation = chat._prepare(messages, TOOLS if with_tools else None, kwargs)

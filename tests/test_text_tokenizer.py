@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +33,16 @@ typed_text = st.lists(
 text_with_controls = st.lists(st.one_of(typed_text, st.sampled_from(CONTROLS)), max_size=8).map("".join)
 
 
+@cache
+def plain_tokenizer() -> Tokenizer:
+    """The same file as its library reads it."""
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
 @given(text_with_controls)
 def test_text_cut_at_control_strings_has_the_ids_of_the_plain_tokenizer(text: str) -> None:
     tokenizer = tokenizer_with()
-    plain = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    plain = plain_tokenizer().encode(text, add_special_tokens=False).ids
     segments = tokenizer.split(text)
     parts = [tokenizer.control_ids(s) if i % 2 else tokenizer.encode_text(s) for i, s in enumerate(segments)]
     assert np.concatenate(parts).tolist() == plain
@@ -186,7 +193,7 @@ def test_the_memo_keeps_nothing_larger_than_itself() -> None:
 
 
 def _normalised(text: str) -> str:
-    return Tokenizer.from_file(str(DEMO / "tokenizer.json")).normalizer.normalize_str(text)
+    return plain_tokenizer().normalizer.normalize_str(text)
 
 
 def _write_checkpoint(path: Path, **files: object) -> None:
