@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache.ring import weakest
+from cache.ring import spread
 
 FIRST_MARK = 64
 """Tokens between a message's end and the last mark inside it; the gaps before it double."""
@@ -98,13 +98,9 @@ def _marks(shape: PromptShape, start: int, end: int) -> list[int]:
 
 def _thinned(positions: set[int], keep: set[int], end: int, max_count: int) -> tuple[int, ...]:
     """``positions`` cut to ``max_count`` by the ring's own rule, so that what is taken is what stays."""
-    kept = sorted(positions)
-    while len(kept) > max_count:
-        index = weakest(kept, end, keep)
-        if index is None:
-            # Only the ends and the first-class positions are left: an end that is not one gives way.
-            index = next(i for i in (0, len(kept) - 1) if kept[i] not in keep)
-        del kept[index]
+    kept = spread(sorted(positions), end, keep, max_count)
+    while len(kept) > max_count:  # only first-class positions and the two ends are left: an end gives way
+        del kept[next(i for i in (0, -1) if kept[i] not in keep)]
     return tuple(kept)
 
 

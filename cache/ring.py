@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from cache.state import Checkpoint
 
@@ -37,18 +39,43 @@ class RingLimits:
 def weakest(positions: Sequence[int], end: int, keep: Collection[int] = ()) -> int | None:
     """The index in ``positions`` (ascending) that is missed least, or None when none may go.
 
-    What dropping a position costs is the gap it opens, weighed by its distance from ``end``: an
-    edit far back re-reads much in any case, one near the end should not. So the smallest gap goes
-    first, and beyond :data:`NEAR_TOKENS` gaps come to grow with the distance. The first and the
-    newest position never go, nor those in ``keep``.
+    The first and the newest position never go, nor those in ``keep``.
     """
     candidates = [i for i in range(1, len(positions) - 1) if positions[i] not in keep]
-    if not candidates:
-        return None
     return min(
         candidates,
-        key=lambda i: (positions[i + 1] - positions[i - 1]) / (NEAR_TOKENS + end - positions[i]),
+        key=lambda i: _loss(positions[i - 1], positions[i], positions[i + 1], end),
+        default=None,
     )
+
+
+def spread(positions: Sequence[int], end: int, keep: Collection[int], max_count: int) -> list[int]:
+    """``positions`` (ascending) without the :func:`weakest`, one after another, until ``max_count``
+    are left or none may go; for thousands of them."""
+    after = dict(pairwise(positions))
+    before = {b: a for a, b in after.items()}
+    heap = [(_loss(before[p], p, after[p], end), p) for p in positions[1:-1] if p not in keep]
+    heapify(heap)
+    left = set(positions)
+    while len(left) > max_count and heap:
+        loss, p = heappop(heap)
+        if p not in left or loss != _loss(before[p], p, after[p], end):
+            continue  # gone, or weighed before a neighbour went
+        left.remove(p)
+        before[after[p]], after[before[p]] = before[p], after[p]
+        for q in (before[p], after[p]):
+            if q in before and q in after and q not in keep:
+                heappush(heap, (_loss(before[q], q, after[q], end), q))
+    return sorted(left)
+
+
+def _loss(before: int, position: int, after: int, end: int) -> float:
+    """What dropping ``position`` costs: the gap it opens, weighed by its distance from ``end``.
+
+    An edit far back re-reads much in any case, one near the end should not. So the smallest gap goes
+    first, and beyond :data:`NEAR_TOKENS` gaps come to grow with the distance.
+    """
+    return (after - before) / (NEAR_TOKENS + end - position)
 
 
 class CheckpointRing:

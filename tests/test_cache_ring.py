@@ -5,7 +5,7 @@ from fake_state import FakeCheckpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.ring import CheckpointRing, RingLimits
+from cache.ring import CheckpointRing, RingLimits, spread, weakest
 
 WIDE = RingLimits(max_count=100, max_ratio=1e9)
 
@@ -91,3 +91,16 @@ def test_thinning_obeys_its_limits_and_keeps_both_ends(
     assert must <= set(ring.lengths)
     assert len(ring) <= max(max_count, len(must))
     assert ring.n_bytes <= max(max_ratio * 100, 10 * max(2, len(must)))
+
+
+@given(
+    st.sets(st.integers(1, 300), min_size=2, max_size=40), st.sets(st.integers(1, 300)), st.integers(2, 20)
+)
+def test_spreading_many_positions_is_dropping_the_weakest_one_by_one(
+    positions: set[int], keep: set[int], max_count: int
+) -> None:
+    left = sorted(positions)
+    end = left[-1] + 1
+    while len(left) > max_count and (index := weakest(left, end, keep)) is not None:
+        del left[index]
+    assert spread(sorted(positions), end, keep, max_count) == left
