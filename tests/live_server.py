@@ -88,11 +88,11 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def live_demo(settings: Settings | None = None) -> Iterator[Live]:
+def live_demo(settings: Settings | None = None, *, memory_budget: int = 2**30) -> Iterator[Live]:
     """Serve the demo model with the real engine."""
     path = resolve("demo")
     tokenizer = TextTokenizer.from_dir(path)
-    engine = Engine(EngineOptions(model_path=path, memory_budget=2**30), tokenizer)
+    engine = Engine(EngineOptions(model_path=path, memory_budget=memory_budget), tokenizer)
     info = engine.start()
     served = Served(
         names=("demo",),

@@ -43,9 +43,6 @@ def test_the_openai_package_reads_a_whole_reply_and_a_stream() -> None:
 def test_a_stream_begins_with_the_role_and_ends_with_done() -> None:
     with live(FakeEngine(says("Hel", "lo"))) as server:
         response = server.chat(stream=True, stream_options={"include_usage": True})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["cache-control"] == "no-cache"
-    assert response.headers["x-accel-buffering"] == "no"
     frames = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert frames[-1] == "[DONE]"
     chunks = [json.loads(frame) for frame in frames[:-1]]

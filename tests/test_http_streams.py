@@ -39,6 +39,15 @@ class Gate:
         yield Finished(0, "stop", 3, 0)
 
 
+def test_e10_a_proxy_neither_buffers_nor_keeps_a_stream() -> None:
+    with live() as server:
+        headers = server.chat(stream=True).headers
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+    assert "content-length" not in headers
+
+
 def test_comments_keep_a_silent_stream_alive() -> None:
     gate = Gate()
     with (
