@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +19,7 @@ from model.backend import Backend, detect
 from model.codec import StateCodec
 from model.errors import ModelError
 from model.forward import Forward
+from model.grammar import GrammarTable
 from model.load import load
 from model.tokenizer import TextTokenizer
 
@@ -79,6 +83,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         store,
         stop_ids=frozenset(forward.config.eos_token_ids) | frozenset(tokenizer.eos_ids),
         options=options.loop,
+        grammars=_in_background(partial(GrammarTable, tokenizer, forward.config.vocab_size)),
     )
     info = ModelInfo(
         name=options.model_path.name,
@@ -118,6 +123,15 @@ def _claim(folder: Path) -> IO[str]:
         raise ModelError(f"the cache folder {folder} is in use by another server") from error
     except OSError as error:
         raise ModelError(f"the cache folder {folder} cannot be used: {error}") from error
+
+
+def _in_background(make: Callable[[], GrammarTable]) -> Callable[[], GrammarTable]:
+    """Begin to make what takes a second or two for a large vocabulary, so that the first request with
+    a grammar does not hold up the replies beside it; the result waits for it."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+    future = executor.submit(make)
+    executor.shutdown(wait=False)
+    return future.result
 
 
 def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) -> CrossTurnPrefixMetadata:

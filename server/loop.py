@@ -6,8 +6,10 @@ of work and returns. ``server/engine.py`` calls it from the engine thread; tests
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -78,6 +80,7 @@ class EngineLoop:
         tokenizer: turns reply tokens into text.
         store: what is remembered of earlier prompts.
         stop_ids: token ids that end a reply.
+        grammars: gives the table of grammars when one is wanted; None makes it then.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class EngineLoop:
         *,
         stop_ids: frozenset[int],
         options: LoopOptions | None = None,
+        grammars: Callable[[], GrammarTable] | None = None,
     ) -> None:
         self._forward = forward
         self._tokenizer = tokenizer
@@ -95,7 +99,9 @@ class EngineLoop:
         self._options = options or LoopOptions()
         self._decoder = Decoder(forward, stop_ids)
         self._stop_ids = stop_ids
-        self._grammars: GrammarTable | None = None  # a second's work on a large vocabulary: when needed
+        self._grammars = grammars or functools.cache(
+            functools.partial(GrammarTable, tokenizer, forward.config.vocab_size)
+        )
         self._waiting: deque[GenerationRequest] = deque()
         self._ahead: deque[WarmRequest] = deque()
         self._reading: Job | None = None
@@ -315,13 +321,11 @@ class EngineLoop:
     def _constraint_of(self, form: ReplyFormat, reader: ReplyReader) -> Constraint | None:
         if form.max_thought_tokens is None and form.grammar is None:
             return None
-        if form.grammar is not None and self._grammars is None:
-            self._grammars = GrammarTable(self._tokenizer, self._forward.config.vocab_size)
         return Constraint(
             reader,
             max_thought_tokens=form.max_thought_tokens,
             closing_ids=close_thought_ids(self._tokenizer),
-            grammar=self._grammars.start(form.grammar) if self._grammars and form.grammar else None,
+            grammar=None if form.grammar is None else self._grammars().start(form.grammar),
             end_ids=tuple(self._stop_ids),
         )
 
