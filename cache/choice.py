@@ -101,13 +101,24 @@ class Choice:
             metadata=metadata,
             ids=ids,
             ring=ring,
-            keep=self.keep if known is None else known.keep | self.keep,
+            keep=self.keep | (frozenset() if moved is None else self._still_kept(moved)),
             next_points=self.shape.shared_points if known is None else known.next_points,
             system_end=self.shape.system_end if known is None else known.system_end,
             created_at=now_s if moved is None else moved.created_at,
             n_hits=0 if moved is None else moved.n_hits + 1,
             live=state,
         )
+
+    def _still_kept(self, moved: Entry) -> frozenset[int]:
+        """What the ring must go on keeping of the entry that moves: all, where nothing is known of the
+        prompt's shape; else what lies behind the last user message, if that is the same: it may yet
+        be answered anew, though the reply has been read ahead of the next turn."""
+        if self.shape == PromptShape():
+            return moved.keep
+        last_user = self.shape.last_user_start
+        if last_user is None:
+            return frozenset()
+        return frozenset(p for p in moved.keep if last_user < p <= self.plan.reusable_len)
 
     def reason(self, where: Callable[[int], str] = "token {}".format) -> str:
         """One sentence: what was reused and why no more.

@@ -240,6 +240,16 @@ def test_an_edit_of_a_message_whose_header_was_read_ahead_goes_back_to_that_head
     assert outcome.token_ids == cold(make_loop, edited.ids.tolist()).token_ids
 
 
+def test_a_reply_is_made_anew_from_its_header_though_the_next_turn_was_read_ahead(driver: Driver) -> None:
+    told = [[1, 2, *[7] * 100, 2], [1, 3, *PROMPT], [1, 4, 50, 51, 52, 2]]
+    roles = ["system", "user", "assistant"]
+    prompt = chat_prompt(told[:2], roles=roles[:2], header=[1, 4, 5])
+    driver.ask(prompt)
+    driver.read_ahead(chat_prompt(told, roles=roles, header=[1, 3]))
+    driver.run()
+    assert driver.ask(prompt).report.reused_tokens == len(prompt.ids) - 1
+
+
 def test_a_request_interrupts_reading_ahead_and_keeps_what_was_read(driver: Driver) -> None:
     known = plain_prompt([*PROMPT, *PROMPT])
     driver.read_ahead(known)
