@@ -16,7 +16,10 @@ def warm_request(chat: ComposedChat, reply: ReplyMessage, renderer: ChatRenderer
     Raises:
         InputError: the conversation with its reply cannot be rendered.
     """
-    known = renderer.known_next(chat.messages, reply, tools=chat.tools, template_kwargs=chat.template_kwargs)
+    asked = chat.conversation
+    known = renderer.known_next(
+        asked.messages, reply, tools=asked.tools, template_kwargs=asked.template_kwargs
+    )
     return WarmRequest(
         id=f"{chat.generation.id}-next",
         slot=chat.generation.slot,
@@ -27,4 +30,4 @@ def warm_request(chat: ComposedChat, reply: ReplyMessage, renderer: ChatRenderer
 
 def is_worth_it(chat: ComposedChat) -> bool:
     """Of several replies nobody knows which one is taken; a continued one is a message of two parts."""
-    return chat.generation.n_replies == 1 and not chat.continues
+    return chat.generation.n_replies == 1 and not chat.conversation.continues

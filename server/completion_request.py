@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from model.chat import RenderedPrompt
 from model.errors import InputError
 
+from .arrival import Arrival
+from .chat_checks import check_stream_options
 from .completion_reply import CompletionShape
 from .events import GenerationRequest, ReplyFormat
 from .run import Emit
 from .sampling_fields import sampling_of, stops_of
+from .schema import parse
 from .schema_completions import CompletionRequest
 from .served import Served
 from .session import slot_of
@@ -23,7 +26,7 @@ DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it for this endpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ComposedCompletion:
     """A completion request, ready to run; ``who`` is the end user that it names, for the log."""
 
@@ -34,16 +37,9 @@ class ComposedCompletion:
 
 
 def compose_completion(
-    request: CompletionRequest,
-    *,
-    request_id: str,
-    created: int,
-    served: Served,
-    headers: Mapping[str, str],
-    tenant: str | None,
-    emitter: Callable[[int], Emit],
+    arrival: Arrival, served: Served, emitter: Callable[[int], Emit]
 ) -> ComposedCompletion:
-    """Check and tokenise ``request``.
+    """Read, check and tokenise a request. Nothing of the engine is touched.
 
     Args:
         emitter: makes the ``emit`` of the generation whose replies are numbered from its argument.
@@ -52,40 +48,51 @@ def compose_completion(
         InputError: the request cannot be done; names the field.
         NotFoundError: it asks for another model.
     """
+    request = parse(CompletionRequest, arrival.body)
     served.check_name(request.model)
     n = request.n or 1
     if request.best_of not in (None, n):
         raise InputError("'best_of' must equal 'n': replies are not ranked.", param="best_of")
-    if request.stream_options is not None and not request.stream:
-        raise InputError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    sampling = sampling_of(request, served.sampling, vocab_size=served.info.vocab_size)
-    generations = [
-        GenerationRequest(
-            id=f"{request_id}-{i}",
-            slot=slot_of(request, headers, tenant),
-            tenant=tenant,
-            prompt=RenderedPrompt(ids=ids),
-            max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
-            emit=emitter(i * n),
-            sampling=sampling,
-            reply=ReplyFormat(stops=stops_of(request), may_think=False),
-            n_replies=n,
-            top_logprobs=request.logprobs,
-        )
-        for i, ids in enumerate(_prompts(request, served))
-    ]
-    shape = CompletionShape(
-        id=request_id,
-        created=created,
-        model=served.name,
-        n_choices=len(generations) * n,
-        n_prompts=len(generations),
-        token_bytes=served.tokens.token_bytes,
-        has_logprobs=request.logprobs is not None,
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-    )
+    check_stream_options(request)
+    prompts = _prompts(request, served)
     return ComposedCompletion(
-        generations=generations, shape=shape, stream=bool(request.stream), who=request.user
+        generations=[
+            _generation(request, arrival, served, ids, i, emitter(i * n)) for i, ids in enumerate(prompts)
+        ],
+        shape=CompletionShape(
+            id=arrival.id,
+            created=arrival.created,
+            model=served.name,
+            n_choices=len(prompts) * n,
+            n_prompts=len(prompts),
+            token_bytes=served.tokens.token_bytes,
+            has_logprobs=request.logprobs is not None,
+            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        ),
+        stream=bool(request.stream),
+        who=request.user,
+    )
+
+
+def _generation(
+    request: CompletionRequest,
+    arrival: Arrival,
+    served: Served,
+    ids: NDArray[np.uint32],
+    number: int,
+    emit: Emit,
+) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"{arrival.id}-{number}",
+        slot=slot_of(request, arrival.headers, arrival.tenant),
+        tenant=arrival.tenant,
+        prompt=RenderedPrompt(ids=ids),
+        max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
+        emit=emit,
+        sampling=sampling_of(request, served.sampling, vocab_size=served.info.vocab_size),
+        reply=ReplyFormat(stops=stops_of(request), may_think=False),
+        n_replies=request.n or 1,
+        top_logprobs=request.logprobs,
     )
 
 

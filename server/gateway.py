@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -100,8 +99,3 @@ class Gateway:
     def close(self) -> None:
         """Stop the worker thread."""
         self._worker.shutdown(wait=False, cancel_futures=True)
-
-
-def new_id(prefix: str) -> str:
-    """A fresh id in OpenAI's form."""
-    return f"{prefix}-{uuid.uuid4().hex}"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 from fastapi import APIRouter, Request, Response
 
 from server.answer import Answer
-from server.auth import authenticate
-from server.body import read_json_body
+from server.arrival import receive
 from server.chat_reply import ChatEncoder
-from server.chat_request import ComposedChat, compose_chat
-from server.gateway import Gateway, new_id
+from server.chat_request import compose_chat
+from server.gateway import Gateway
 from server.openapi import errors, streams, takes
-from server.schema import parse
 from server.schema_chat import ChatRequest
 from server.schema_replies import ChatCompletion, ChatCompletionChunk
 
@@ -30,24 +26,9 @@ def router(gateway: Gateway) -> APIRouter:
         responses=streams(ChatCompletion, ChatCompletionChunk),
     )
     async def create_chat_completion(request: Request) -> Response:
-        tenant = authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body_bytes)
-        request_id = new_id("chatcmpl")
-        run = gateway.new_run(request_id)
-
-        def compose() -> ComposedChat:
-            return compose_chat(
-                parse(ChatRequest, body),
-                request_id=request_id,
-                created=int(time.time()),
-                served=gateway.served,
-                settings=settings,
-                headers=request.headers,
-                tenant=tenant,
-                emit=run.emitter(),
-            )
-
-        chat = await gateway.on_worker(compose)
+        arrival = await receive(request, settings, prefix="chatcmpl")
+        run = gateway.new_run(arrival.id)
+        chat = await gateway.on_worker(compose_chat, arrival, gateway.served, settings, run.emitter())
         run.record.describe(who=chat.who, thinking=chat.generation.prompt.opens_thought)
         encoder = ChatEncoder(chat.shape)
 

@@ -70,10 +70,8 @@ def router(gateway: Gateway) -> APIRouter:
     async def fork_slot(request: Request, slot: str) -> SlotForked:
         tenant = authenticate(request.headers, settings.api_keys)
         body = await read_json_body(request, limit=settings.max_body_bytes)
-        source, target = (
-            _slot_id(slot),
-            CrossTurnSlotId.for_session(tenant, parse(ForkRequest, body).session_id),
-        )
+        source = _slot_id(slot)
+        target = CrossTurnSlotId.for_session(tenant, parse(ForkRequest, body).session_id)
         if source == target:
             raise InputError("The session has this slot already.", param="session_id")
         n_entries = await asyncio.wrap_future(engine.call(lambda store: store.fork(source, target, tenant)))
