@@ -61,6 +61,7 @@ class ReplyReader:
         self._n_chars = 0
         self._token_starts: list[int] = []
         self._content_ranges: list[tuple[int, int]] = []
+        self._n_told = 0
         self.n_reasoning_tokens = 0
         self.content_ids: list[int] = []
 
@@ -100,8 +101,9 @@ class ReplyReader:
         if cut_at is None:
             return self.n_tokens
         # A token without characters of its own, the first half of one, goes with the character.
-        bounds = enumerate(zip(self._token_starts, self._token_ends(), strict=True))
-        return next((i for i, (start, end) in bounds if start >= cut_at or end > cut_at), self.n_tokens)
+        starts = enumerate(self._token_starts)
+        whole = (i for i, start in starts if start >= cut_at or self._token_end(i) > cut_at)
+        return next(whole, self.n_tokens)
 
     def push(self, token_id: int) -> list[Delta]:
         """Read one token.
@@ -127,11 +129,14 @@ class ReplyReader:
         taken: list[int] = []
         for start, end in ranges:
             first, last = bisect_left(self._token_starts, start), bisect_left(self._token_starts, end)
-            taken += range(first, last)
+            if first and self._token_end(first - 1) > start:
+                first -= 1  # a token that began in space before the content, or in an earlier part of it
+            taken += range(max(first, self._n_told), last)
+            self._n_told = last
         return tuple(taken)
 
-    def _token_ends(self) -> list[int]:
-        return [*self._token_starts[1:], self._n_chars]
+    def _token_end(self, index: int) -> int:
+        return self._token_starts[index + 1] if index + 1 < self.n_tokens else self._n_chars
 
     def _read(self, text: str) -> Iterator[Delta]:
         piece = Piece(text, self._n_chars)

@@ -205,6 +205,30 @@ def test_f06_content_tokens_are_told_once_in_order_and_without_the_thoughts() ->
     assert told == list(range(len(thought), len(thought) + len(content)))
 
 
+def test_f06_a_token_that_begins_in_dropped_space_is_content() -> None:
+    token = next(i for i in ids_of("so that the") if tokenizer_with().token_bytes(i) == b" the")
+    ids = [*ids_of("hm</think>"), token, *ids_of(" end")]
+    joined, reader = read(ids, opens_thought=True)
+    assert joined.content.startswith("the")
+    assert reader.take_content_tokens() == tuple(range(len(ids_of("hm</think>")), len(ids)))
+
+
+@given(replies, options)
+@settings(max_examples=200)
+def test_f06_no_token_is_told_twice_and_all_of_the_content_is_told(
+    text: str, options: dict[str, Any]
+) -> None:
+    reader = ReplyReader(tokenizer_with(), **options)
+    ids, content, told = byte_ids(text), "", list[int]()
+    for token_id in ids:
+        content += "".join(d.text for d in reader.push(token_id) if isinstance(d, ContentDelta))
+        told += reader.take_content_tokens()
+    content += "".join(d.text for d in reader.finish() if isinstance(d, ContentDelta))
+    told += reader.take_content_tokens()
+    assert told == sorted(set(told))
+    assert tokenizer_with().decode([ids[i] for i in told]) == content
+
+
 def test_f06_tokens_behind_a_stop_and_tokens_of_calls_are_no_content() -> None:
     ids = [*byte_ids("ab"), *ids_of(xml_call("g")), *byte_ids("c stop")]
     _, reader = read(ids, stops=("stop",), tools=TOOLS)
