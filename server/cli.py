@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     _add_model_options(serve.add_argument_group("model"))
     _add_memory_options(serve.add_argument_group("memory"))
+    _add_work_options(serve.add_argument_group("work"))
     _add_http_options(serve.add_argument_group("HTTP"))
     return top
 
@@ -128,6 +129,26 @@ def _add_memory_options(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="what that folder may hold (default: 16GiB)",
     )
+    _add_ring_options(group)
+
+
+def _add_ring_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--ring-count",
+        type=_at_least_two,
+        metavar="N",
+        help=f"checkpoints kept of a conversation at most (default: {Settings().ring_count})",
+    )
+    group.add_argument(
+        "--ring-ratio",
+        type=_positive(float),
+        metavar="R",
+        help="their memory at most, as a share of the conversation's state "
+        f"(default: {Settings().ring_ratio:g})",
+    )
+
+
+def _add_work_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-running",
         type=_positive(int),
@@ -148,19 +169,6 @@ def _add_memory_options(group: argparse._ArgumentGroup) -> None:
         "--keep-fed-ids",
         action=argparse.BooleanOptionalAction,
         help="a message that reads the same as what was fed keeps the tokens that were fed (default: no)",
-    )
-    group.add_argument(
-        "--ring-count",
-        type=_at_least_two,
-        metavar="N",
-        help=f"checkpoints kept of a conversation at most (default: {Settings().ring_count})",
-    )
-    group.add_argument(
-        "--ring-ratio",
-        type=_positive(float),
-        metavar="R",
-        help="their memory at most, as a share of the conversation's state "
-        f"(default: {Settings().ring_ratio:g})",
     )
 
 

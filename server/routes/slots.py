@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 
@@ -24,14 +23,17 @@ from server.schema_slots import EntryBody, ForkRequest, SlotBody, SlotDeleted, S
 def router(gateway: Gateway) -> APIRouter:
     """The slots endpoints. A tenant sees its own slots only."""
     routes = APIRouter(tags=["slots"], responses=errors(401))
-    engine, settings = gateway.engine, gateway.settings
+    _add_looking(routes, gateway)
+    _add_changing(routes, gateway)
+    return routes
 
-    async def slots_of(tenant: str | None) -> Sequence[SlotInfo]:
-        return await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
+
+def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
+    engine, api_keys = gateway.engine, gateway.settings.api_keys
 
     @routes.get("/v1/slots", summary="List the slots")
     async def list_slots(request: Request) -> SlotList:
-        tenant = authenticate(request.headers, settings.api_keys)
+        tenant = authenticate(request.headers, api_keys)
 
         def look(store: Store) -> SlotList:
             return SlotList(
@@ -45,12 +47,17 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/slots/{slot}", summary="Describe a slot", responses=errors(404))
     async def retrieve_slot(request: Request, slot: str) -> SlotBody:
-        tenant = authenticate(request.headers, settings.api_keys)
+        tenant = authenticate(request.headers, api_keys)
         wanted = _slot_id(slot)
-        for known in await slots_of(tenant):
-            if known.slot == wanted:
-                return _slot_body(known)
-        raise _no_slot(slot)
+        known = await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
+        found = next((info for info in known if info.slot == wanted), None)
+        if found is None:
+            raise _no_slot(slot)
+        return _slot_body(found)
+
+
+def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
+    engine, settings = gateway.engine, gateway.settings
 
     @routes.delete("/v1/slots/{slot}", summary="Forget a slot", responses=errors(404))
     async def delete_slot(request: Request, slot: str) -> SlotDeleted:
@@ -78,8 +85,6 @@ def router(gateway: Gateway) -> APIRouter:
         if not n_entries:
             raise _no_slot(slot)
         return SlotForked(object="slot.forked", slot=str(target), source=slot, entries=n_entries)
-
-    return routes
 
 
 def _slot_id(text: str) -> CrossTurnSlotId:
