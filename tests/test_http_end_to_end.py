@@ -1,74 +1,22 @@
-"""The ``openai`` package against the whole server: HTTP, engine, cache and the demo model."""
+"""The whole server, from HTTP to the demo model: turns, streams, sampling, cancels."""
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from live_server import Live, error_of, live_demo
-from openai_types import check_chat, check_chunk, check_completion, check_model
-from pydantic import BaseModel
-
-SYSTEM = {"role": "system", "content": "You answer in one short sentence."}
-QUESTION = {"role": "user", "content": "What is the capital of France?"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-        },
-    },
-}
-
-
-class Colour(BaseModel):
-    name: Literal["red", "green"]
-    warm: bool
+from checked_client import QUESTION, SYSTEM, ask, joined, message_of, stream
+from live_server import Live, live_demo
+from openai_types import check_completion
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     with live_demo() as running:
         yield running
-
-
-def ask(server: Live, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A whole reply, checked against OpenAI's types."""
-    response = server.chat(messages=list(messages), **{"max_tokens": 24, **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    check_chat(body)
-    return body
-
-
-def stream(server: Live, *messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """The chunks of a streamed reply, each checked against OpenAI's types."""
-    response = server.chat(messages=list(messages), stream=True, **{"max_tokens": 24, **fields})
-    assert response.status_code == 200, response.text
-    frames = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
-    assert frames.pop() == "[DONE]"
-    chunks = [json.loads(frame) for frame in frames]
-    for chunk in chunks:
-        check_chunk(chunk)
-    return chunks
-
-
-def joined(chunks: list[dict[str, Any]], field: str) -> str:
-    return "".join(choice["delta"].get(field) or "" for chunk in chunks for choice in chunk["choices"])
-
-
-def message_of(body: dict[str, Any]) -> dict[str, Any]:
-    message: dict[str, Any] = body["choices"][0]["message"]
-    return message
 
 
 @pytest.mark.parametrize("thinking", [True, False])
@@ -171,50 +119,6 @@ def test_f06_every_content_token_has_its_log_probabilities(server: Live, thinkin
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in entries]
 
 
-def test_d05_a_strict_schema_is_matched_streamed_and_whole(server: Live) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"enum": [1, 22, 333]}},
-        "required": ["city", "people"],
-        "additionalProperties": False,
-    }
-    fmt = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
-    options = {"response_format": fmt, "max_tokens": 200, "temperature": 0, "thinking_budget": 8}
-    body = ask(server, QUESTION, **options)
-    text = message_of(body)["content"]
-    assert body["choices"][0]["finish_reason"] == "stop"
-    assert set(json.loads(text)) == {"city", "people"}
-    assert joined(stream(server, QUESTION, **options), "content") == text
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_c02_a_required_call_is_made_and_fits_its_schema(server: Live, choice: Any) -> None:
-    options = {
-        "tools": [WEATHER],
-        "tool_choice": choice,
-        "parallel_tool_calls": False,
-        "enable_thinking": False,
-        "max_tokens": 300,
-        "temperature": 0,
-    }
-    body = ask(server, QUESTION, **options)
-    (call,) = message_of(body)["tool_calls"]
-    arguments = json.loads(call["function"]["arguments"])
-    assert call["function"]["name"] == "get_weather"
-    assert isinstance(arguments["city"], str)
-    assert isinstance(arguments["days"], int)
-    assert body["choices"][0]["finish_reason"] == "tool_calls"
-    chunks = stream(server, QUESTION, **options)
-    pieces = [
-        piece
-        for chunk in chunks
-        for choice in chunk["choices"]
-        for piece in choice["delta"].get("tool_calls", ())
-    ]
-    assert json.loads("".join(piece["function"]["arguments"] for piece in pieces)) == arguments
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
 def test_e03_a_stop_string_cuts_exactly_before_itself(server: Live) -> None:
     options = {"temperature": 0, "enable_thinking": False, "max_tokens": 40}
     text = message_of(ask(server, QUESTION, **options))["content"]
@@ -252,25 +156,6 @@ def test_f01_system_and_developer_messages_may_stand_anywhere(server: Live) -> N
         [SYSTEM, developer, QUESTION],
     ):
         ask(server, *messages, max_tokens=1)
-
-
-@pytest.mark.parametrize(
-    "arguments", ["", "null", "[]", '{"city": "Par', '{"city": "Paris"}', {"city": "Paris"}]
-)
-def test_c01_any_arguments_in_history_are_answered(server: Live, arguments: Any) -> None:
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": arguments},
-    }
-    ask(
-        server,
-        QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
-        tools=[WEATHER],
-        max_tokens=1,
-    )
 
 
 def test_f08_an_overflow_leaves_the_warm_session_alone(server: Live) -> None:
@@ -330,120 +215,3 @@ def test_plain_completions_use_the_same_engine(server: Live) -> None:
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
     assert "".join(logprobs.tokens or ()) == completion.choices[0].text
-
-
-def test_the_openai_package_parses_structured_replies(server: Live) -> None:
-    parsed = server.openai.chat.completions.parse(
-        model="demo",
-        messages=[{"role": "user", "content": "Pick a colour."}],
-        response_format=Colour,
-        extra_body={"enable_thinking": False},
-    )
-    colour = parsed.choices[0].message.parsed
-    assert isinstance(colour, Colour)
-    assert colour.name in ("red", "green")
-
-
-def test_models_are_listed_as_openai_lists_them(server: Live) -> None:
-    listed = server.http.get("/v1/models").json()["data"]
-    assert [check_model(body).id for body in listed] == ["demo"]
-
-
-def test_slots_are_listed_described_forked_and_forgotten(server: Live) -> None:
-    body = ask(server, SYSTEM, QUESTION, prompt_cache_key="slots", temperature=0)
-    slot = body["crossturn"]["slot"]
-    listed = server.http.get("/v1/slots").json()
-    assert slot in [known["slot"] for known in listed["data"]]
-    assert 0 < listed["bytes"] <= listed["budget_bytes"]
-    described = server.http.get(f"/v1/slots/{slot}").json()
-    assert described["entries"][0]["tokens"] >= body["usage"]["prompt_tokens"]
-    forked = server.http.post(f"/v1/slots/{slot}/fork", json={"session_id": "other"}).json()
-    assert forked["entries"] == len(described["entries"])
-    twin = ask(server, SYSTEM, QUESTION, prompt_cache_key="other", temperature=0)
-    assert twin["crossturn"]["slot"] == forked["slot"]
-    assert twin["crossturn"]["reused_tokens"] > 0
-    assert message_of(twin) == message_of(body)
-    assert server.http.delete(f"/v1/slots/{slot}").json()["deleted"] is True
-    assert error_of(server.http.delete(f"/v1/slots/{slot}"))["code"] == "slot_not_found"
-    for unknown in ("0123456789abcdef", "nonsense", "0" * 17):
-        assert server.http.get(f"/v1/slots/{unknown}").status_code == 404
-    same = server.http.post(f"/v1/slots/{forked['slot']}/fork", json={"session_id": "other"})
-    assert same.status_code == 400
-
-
-def test_metrics_count_what_happened(server: Live) -> None:
-    ask(server, QUESTION, max_tokens=2)
-    lines = server.http.get("/metrics").text.splitlines()
-    figures = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
-    assert figures['crossturn_requests_total{outcome="length"}'] >= 1
-    assert figures["crossturn_generated_tokens_total"] >= 2
-    assert figures["crossturn_reused_tokens_total"] > 0
-    assert 0 < figures["crossturn_memory_bytes"] <= figures["crossturn_memory_budget_bytes"]
-    assert figures["crossturn_time_to_first_token_seconds_count"] >= 1
-
-
-def test_what_follows_is_read_ahead_between_turns(server: Live) -> None:
-    key = {"prompt_cache_key": "ahead", "temperature": 0, "enable_thinking": False}
-    reply = message_of(ask(server, SYSTEM, QUESTION, **key))
-    engine = server.engine
-    quiet = threading.Event()
-    while engine.stats().n_read_ahead_tokens == 0 and not quiet.wait(0.01):
-        pass
-    turn = [SYSTEM, QUESTION, reply, {"role": "user", "content": "Thanks."}]
-    warm = ask(server, *turn, **key)
-    assert warm["crossturn"]["mode"] == "ExactAppend"
-
-
-NEXT_FILE = {"B2": "T9", "K7": "B2", "T9": "M4", "M4": "R1"}
-READ_FILE = {
-    "type": "function",
-    "function": {
-        "name": "read_file",
-        "description": "Read the file.",
-        "parameters": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-        },
-    },
-}
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_an_agent_of_five_tool_rounds_finds_the_right_answer(server: Live, streamed: bool) -> None:
-    history: list[Any] = [
-        {
-            "role": "user",
-            "content": "Start with K7 and follow the next with read_file until you find the code. "
-            "What is the code?",
-        }
-    ]
-    asked: list[str] = []
-    n_prefilled: list[int] = []
-    while len(asked) < 8:
-        request = {
-            "model": "demo",
-            "messages": history,
-            "tools": [READ_FILE],
-            "temperature": 0,
-            "extra_headers": {"X-Session-Id": f"agent-{streamed}"},
-        }
-        if streamed:
-            with server.openai.chat.completions.stream(**request) as events:
-                completion = events.get_final_completion()
-        else:
-            completion = server.openai.chat.completions.create(**request)
-        message = completion.choices[0].message
-        n_prefilled.append((completion.model_extra or {})["crossturn"]["prefilled_tokens"])
-        history.append(message.model_dump(exclude_none=True))
-        if not message.tool_calls:
-            break
-        assert completion.choices[0].finish_reason == "tool_calls"
-        for call in message.tool_calls:
-            name = json.loads(call.function.arguments)["name"]
-            asked.append(name)
-            result = {"next": NEXT_FILE[name]} if name in NEXT_FILE else {"code": 42}
-            history.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
-    assert asked == ["K7", "B2", "T9", "M4", "R1"]
-    assert "42" in (message.content or "")
-    assert max(n_prefilled[1:]) < 80
