@@ -5,16 +5,17 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
 from server.gateway import Gateway
+from server.pulse import Pulse
 
 
 class HealthBody(TypedDict):
-    """The server takes requests; how busy it is."""
+    """Whether the server does its work, and how busy it is."""
 
-    status: Literal["ok"]
+    status: Literal["ok", "stalled"]
     running: int
     waiting: int
 
@@ -37,11 +38,20 @@ def router(gateway: Gateway) -> APIRouter:
     """The endpoints that need no key."""
     routes = APIRouter(tags=["server"])
     installed = version("crossturn")
+    pulse = Pulse(gateway.clock, gateway.settings.stall_s)
 
-    @routes.get("/health", summary="Whether the server takes requests")
-    async def health() -> HealthBody:
+    @routes.get(
+        "/health",
+        summary="Whether the server does its work",
+        responses={503: {"model": HealthBody, "description": "There is work, and nothing moves."}},
+    )
+    async def health(response: Response) -> HealthBody:
         stats = gateway.engine.stats()
-        return HealthBody(status="ok", running=stats.n_running, waiting=stats.n_waiting)
+        is_stalled = pulse.is_stalled(stats)
+        response.status_code = 503 if is_stalled else 200
+        return HealthBody(
+            status="stalled" if is_stalled else "ok", running=stats.n_running, waiting=stats.n_waiting
+        )
 
     @routes.get("/version", summary="The server's version")
     async def tell_version() -> VersionBody:
