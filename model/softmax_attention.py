@@ -17,7 +17,9 @@ Attend = Callable[[mx.array, mx.array, mx.array, float, Mask], mx.array]
 Pairwise = Callable[[mx.array, mx.array], mx.array]
 Reduction = Callable[..., mx.array]
 
-_BLOCK = 128  # query rows whose scores are in memory at once
+# Query rows whose scores are in memory at once: many enough for the products, few enough for the caches.
+_MOST_ROWS, _FEWEST_ROWS = 128, 8
+_BLOCK_SCORES = 1 << 20
 _HALVED = 512  # columns from which on halving pays
 
 
@@ -46,9 +48,10 @@ class CpuAttention:
         # The heads that share keys stand below each other: one product for all of them.
         q = (q * scale).reshape(n_seqs, n_kv_heads, n_heads // n_kv_heads, n_queries, dim)
         past = n_keys - n_queries
+        n_rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BLOCK_SCORES // (n_seqs * n_heads * n_keys)))
         outs = []
-        for start in range(0, n_queries, _BLOCK):
-            end = min(start + _BLOCK, n_queries)
+        for start in range(0, n_queries, n_rows):
+            end = min(start + n_rows, n_queries)
             seen = past + end if mask == "causal" else n_keys
             block = q[:, :, :, start:end].reshape(n_seqs, n_kv_heads, -1, dim)
             scores = block @ k[:, :, :seen].swapaxes(-1, -2)  # [B, Hkv, G * t, S]
