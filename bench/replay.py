@@ -128,7 +128,7 @@ class Player:
 def longest_idle(slots: Iterable[Slot], _: Ledger, __: float) -> Victim | None:
     """Plain LRU: whole entries, the longest idle first."""
     oldest = min((e for slot in slots for e in slot), key=lambda entry: entry.used_at, default=None)
-    return None if oldest is None else Victim(oldest, None)
+    return None if oldest is None else Victim(oldest, None, worth=0.0)
 
 
 POLICIES = {

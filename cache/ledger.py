@@ -46,9 +46,14 @@ class Ledger:
         else:
             self.n_bytes -= checkpoint.n_bytes
 
-    def freed_by(self, checkpoint: Checkpoint) -> int:
-        """Bytes that one holder less of ``checkpoint`` would free."""
-        return checkpoint.n_bytes if self._holders.get(id(checkpoint)) == 1 else 0
+    def freed_by(self, checkpoint: Checkpoint, *, is_counted: bool = True) -> int:
+        """Bytes that one holder less of ``checkpoint`` would free.
+
+        Args:
+            is_counted: whether that holder is one of the entries counted here.
+        """
+        others = self._holders.get(id(checkpoint), 0) - is_counted
+        return 0 if others > 0 else checkpoint.n_bytes
 
     def beyond(self, conversations: Iterable[Conversation]) -> int:
         """Bytes of the rings of ``conversations`` (not at rest) that are not counted here."""

@@ -89,10 +89,10 @@ class Shelf:
         if len(slot) == 0:
             del self._slots[entry.slot]
 
-    def evict_one(self) -> bool:
-        """Let one checkpoint or entry go; False when nothing is at rest."""
+    def evict_one(self, below: float) -> bool:
+        """Let one checkpoint or entry go, if one is worth less than ``below``; False when none is."""
         victim = self._choose_victim(self._slots.values(), self.ledger, self._clock())
-        if victim is None:
+        if victim is None or victim.worth >= below:
             return False
         self._evict(victim)
         return True

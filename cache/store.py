@@ -7,6 +7,7 @@ engine's thread. The store knows no text, no layers and no HTTP.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from cache import integrity, selection
@@ -15,7 +16,7 @@ from cache.choice import Choice
 from cache.counters import Counters
 from cache.disk import DiskTier
 from cache.entry import Entry, Parts, RunningEntry, copied
-from cache.eviction import ChooseVictim, least_useful
+from cache.eviction import ChooseVictim, least_useful, least_useful_spare
 from cache.ids import TokenBuffer
 from cache.manifest import Found
 from cache.nodisk import NoDisk
@@ -200,9 +201,15 @@ class Store:
         return not self._running or self.n_pinned_bytes + n_bytes <= self.budget_bytes
 
     def enforce(self) -> None:
-        """Evict until the budget holds or nothing is at rest. Call it as running entries grow."""
-        while self.n_bytes > self.budget_bytes and self._shelf.evict_one():
-            pass
+        """Evict until the budget holds or nothing is left to let go. Call it as running entries grow."""
+        while self.n_bytes > self.budget_bytes:
+            spare = least_useful_spare(self._running.values(), self._shelf.ledger)
+            if self._shelf.evict_one(below=math.inf if spare is None else spare.worth):
+                continue
+            if spare is None:
+                return
+            spare.entry.ring.remove(spare.checkpoint)
+            self.counters.n_evicted_checkpoints += 1
 
     def check(self) -> None:
         """Assert all invariants over the whole store. For tests and debugging; walks everything."""

@@ -106,6 +106,19 @@ def test_what_runs_is_never_evicted_and_what_rests_gives_way() -> None:
     store.check()
 
 
+def test_a_request_under_way_gives_up_checkpoints_before_another_conversation_goes() -> None:
+    n_entry = HEAVY.kv_bytes(1000) + HEAVY.snapshot_bytes + IDS_BYTES * 1000
+    store = make_store(budget_bytes=2 * n_entry + 3 * HEAVY.snapshot_bytes, geometry=HEAVY)
+    keep(store, SLOT, 0, 1000)
+    running = start(store, OTHER, 10_000, 1000, tuple(range(100, 1000, 100)))
+    assert SLOT in slots_held(store)
+    assert running.ring.lengths[0] == 100
+    assert running.ring.lengths[-1] == 900
+    assert len(running.ring) == 3
+    store.save(running)
+    store.check()
+
+
 def test_a_conversation_larger_than_the_budget_is_served_and_then_dropped() -> None:
     store = make_store(budget_bytes=ENTRY_1000)
     running = start(store, SLOT, 0, 5000)
