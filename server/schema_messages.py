@@ -89,10 +89,10 @@ class AssistantMessage(Schema):
 
 
 class ToolMessage(Schema):
-    """What a tool returned."""
+    """What a tool returned; nothing may be null or the empty string."""
 
     role: Literal["tool"]
-    content: Content
+    content: Content | None = None
     tool_call_id: str | None = None
     name: str | None = None
 

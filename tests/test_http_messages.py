@@ -49,6 +49,15 @@ def test_messages_reach_the_template_as_they_were_sent() -> None:
     assert rendered[2]["reasoning_content"] == "hm"
 
 
+def test_a_tool_may_have_returned_nothing() -> None:
+    served = fake_served()
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = [USER, {"role": "assistant", "tool_calls": [call]}]
+    with live(served=served) as server:
+        for result in ({"content": None}, {"content": ""}, {}):
+            assert server.chat(messages=[*asked, {"role": "tool", **result}]).status_code == 200
+
+
 def test_a_message_that_the_template_refuses_is_a_400_that_names_it(server: Live) -> None:
     error = server.refusal(messages=[USER, {"role": "user", "content": "unrenderable"}])
     assert error["param"] == "messages[1].content"

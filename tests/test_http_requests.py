@@ -31,6 +31,7 @@ def last_request(server: Live) -> Any:
     ("fields", "param"),
     [
         ({"n": 0}, "n"),
+        ({"n": 0, "stream": True}, "n"),
         ({"n": "2"}, "n"),
         ({"top_p": 2}, "top_p"),
         ({"temperature": -1}, "temperature"),
