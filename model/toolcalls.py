@@ -11,10 +11,12 @@
     </tool_call>
 
 What is delivered as a call names one of the request's tools; everything else that looks like one is
-text, released as it was written. A call is complete at ``</function>`` (or ``</tool_call>``). A value
-ends at a ``</parameter>`` that is followed by another tag of the form, so that a value may speak of
-the tag. Of a call that breaks off, what was written is delivered and its JSON stays unfinished:
-nothing is closed on the model's behalf. Text between the tags of a call goes to the content.
+text, released as it was written. Models of the family leave the outer tags out now and then, so a
+``<function=NAME>`` with a parameter or the closing tag right behind it begins a call too. A call is
+complete at ``</function>`` (or ``</tool_call>``). A value ends at a ``</parameter>`` that is followed by
+another tag of the form, so that a value may speak of the tag. Of a call that breaks off, what was
+written is delivered and its JSON stays unfinished: nothing is closed on the model's behalf. Text
+between the tags of a call goes to the content.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from model.pieces import Piece, n_begun, n_trailing_space
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-HEAD = re.compile(rf"{CALL}\s*{FUNCTION}([^<>\n]+)>")
+HEAD = re.compile(rf"{CALL}\s*{FUNCTION}([^<>\n]+)>|{FUNCTION}([^<>\n]+)>\s*(?={PARAMETER}|{END_FUNCTION})")
 KEY = re.compile(rf"{PARAMETER}([^<>\n]+)>")
 CLOSER = re.compile(rf"\n?({END_PARAMETER}|{END_FUNCTION})")
 CLOSERS = (f"\n{END_PARAMETER}", END_PARAMETER, f"\n{END_FUNCTION}", END_FUNCTION)
-FOLLOWERS = {END_PARAMETER: (PARAMETER, END_FUNCTION, END_CALL), END_FUNCTION: (END_CALL,)}
+FOLLOWERS = {END_PARAMETER: (PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL), END_FUNCTION: (END_CALL,)}
+"""What must stand behind a closing tag that ends a value; the tag twice is a slip that models make."""
 
 CallDelta = ToolCallStart | ToolCallArguments
 Read = Piece | CallDelta
@@ -111,9 +114,9 @@ class ToolCallReader:
 
     def _read_text(self, last: bool) -> Iterator[Read]:
         text = self._held.text
-        at = text.find(CALL)
-        if at >= 0:
-            yield from self._text(at)
+        places = [at for opener in (CALL, FUNCTION) if (at := text.find(opener)) >= 0]
+        if places:
+            yield from self._text(min(places))
             self._state = "head"
         elif last:
             yield from self._text(len(text))
@@ -122,11 +125,13 @@ class ToolCallReader:
                 yield self._space
             self._space = None
         else:
-            yield from self._text(len(text) - n_begun(text, [CALL]))
+            yield from self._text(len(text) - n_begun(text, [CALL, FUNCTION]))
 
     def _text(self, n_chars: int) -> Iterator[Piece]:
         """Pass ``n_chars`` held characters on as content, keeping space at their end back."""
         piece = self._take(n_chars)
+        space, piece = piece.cut(len(piece.text) - len(piece.text.lstrip()))
+        self._keep_space(space)
         text, space = piece.cut(len(piece.text) - n_trailing_space(piece.text))
         if text.text:
             if self._space is not None and (self._has_text or not self._after_call):
@@ -134,6 +139,9 @@ class ToolCallReader:
             yield text
             self._space, self._keeps_space = None, False
             self._after_call, self._has_text = False, True
+        self._keep_space(space)
+
+    def _keep_space(self, space: Piece) -> None:
         if space.text and self._space is None:
             self._space = space
         elif space.text and self._space is not None and not self._keeps_space:
@@ -142,12 +150,13 @@ class ToolCallReader:
     def _read_head(self, last: bool) -> Iterator[Read]:
         text = self._held.text
         head = HEAD.match(text)
-        if head and head[1].strip() in self._schemas:
+        name = (head[1] or head[2]).strip() if head else ""
+        if head and name in self._schemas:
             self._take(head.end())
-            yield from self._start(head[1].strip())
+            yield from self._start(name)
         elif head or last or not _may_be_head(text):
             # Not a call of ours: the tag is text, and what follows it is read anew.
-            yield from self._text(len(CALL))
+            yield from self._text(len(CALL if text.startswith(CALL) else FUNCTION))
             self._state = "text"
 
     def _start(self, name: str) -> Iterator[Read]:
@@ -175,6 +184,8 @@ class ToolCallReader:
             self.n_complete += 1
             self._state = "after"
             yield self._arguments("}")
+        elif text.startswith(END_PARAMETER):
+            self._take(n_space + len(END_PARAMETER))
         elif text and (last or not _may_be_tag(text)):
             # Neither a tag nor the beginning of one. Space counts only between such scraps of text.
             scrap = text[: text.find("<", 1)] if "<" in text[1:] else text
@@ -241,16 +252,19 @@ class ToolCallReader:
 
 
 def _may_be_head(text: str) -> bool:
-    """Whether ``text``, which begins with ``<tool_call>``, may still become the head of a call."""
-    rest = text.removeprefix(CALL).lstrip()
-    if len(rest) < len(FUNCTION):
-        return FUNCTION.startswith(rest)
-    name = rest.removeprefix(FUNCTION)
-    return rest.startswith(FUNCTION) and not set(name) & set("<>\n")
+    """Whether ``text``, which begins with an opener, may still become the head of a call."""
+    head = text.removeprefix(CALL).lstrip()
+    if len(head) < len(FUNCTION):
+        return FUNCTION.startswith(head)
+    name, closed, behind = head.removeprefix(FUNCTION).partition(">")
+    if not head.startswith(FUNCTION) or set(name) & set("<\n") or (closed and not name):
+        return False
+    behind = behind.lstrip()
+    return not closed or any(tag.startswith(behind) for tag in (PARAMETER, END_FUNCTION))
 
 
 def _may_be_tag(text: str) -> bool:
     """Whether ``text`` may still become a tag of a call's body."""
     if text.startswith(PARAMETER):
         return not set(text.removeprefix(PARAMETER)) & set("<>\n")
-    return any(tag.startswith(text) for tag in (PARAMETER, END_FUNCTION, END_CALL))
+    return any(tag.startswith(text) for tag in (PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL))

@@ -50,7 +50,8 @@ def test_however_the_text_is_cut_into_tokens_the_joined_deltas_are_the_same(
 @settings(max_examples=300, deadline=None)
 def test_no_text_is_lost_and_none_is_invented(text: str, options: dict[str, Any]) -> None:
     joined, reader = read(ids_of(text), **{**options, "stops": ()})
-    delivered = joined.reasoning + joined.content + "".join("".join(call) for call in joined.calls)
+    arguments = "".join("".join(call) for call in joined.calls).replace("\\n", "\n").replace('\\"', '"')
+    delivered = joined.reasoning + joined.content + arguments
     if not joined.calls:
         assert _bare(delivered) == _bare(text)
     for char in set(_bare(delivered)) - set('{}":,'):

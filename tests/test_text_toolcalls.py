@@ -202,6 +202,13 @@ def test_c10_a_call_is_whole_once_its_function_is_closed() -> None:
         ("<tool_call><function=f><parameter=a>x</parameter></function></tool_call>", {"a": "x"}),
         ("<tool_call>\n<function=f>\n<parameter=a>\nx\n</function>\n</tool_call>", {"a": "x"}),
         ("<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</tool_call>", {"a": "x"}),
+        ("<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>", {"a": "x"}),
+        ("<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", {"a": "x"}),
+        ("<function=g>\n</function>", {}),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</parameter>\n</function>\n</tool_call>",
+            {"a": "x"},
+        ),
         (
             "<tool_call>\n\n<function= f >\n\n<parameter= a >\n\nx\n\n</parameter>\n</function></tool_call>",
             {"a": "\nx\n"},
@@ -214,12 +221,37 @@ def test_sloppy_calls_are_read_when_their_meaning_is_plain(text: str, arguments:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Write <function=f> and then its parameters.",
+        "<function=f>",
+        "<function=f>\n<para",
+        "<function=unknown>\n</function>",
+        "<function=>\n</function>",
+        "The tag <function= opens a function.",
+    ],
+)
+def test_a_function_tag_alone_is_text(text: str) -> None:
+    joined, _ = read(ids_of(text), tools=TOOLS)
+    assert joined == Joined(content=text)
+    assert read(byte_ids(text), tools=TOOLS)[0] == joined
+
+
+def test_a_call_without_its_outer_tags_may_follow_text() -> None:
+    text = "I will look.\n\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"
+    joined, reader = read(ids_of(text), tools=TOOLS)
+    assert joined == Joined(content="I will look.", calls=[["f", '{"a": "x"}']])
+    assert reader.called_tools
+
+
+@pytest.mark.parametrize(
     "value",
     [
         "a </parameter> in the middle",
         "a </parameter>\n in the middle",
         "<parameter=b>\nnested\n</parameter> not the end",
         "</function> x",
+        "<function=g>\n</function>\n x",
         "<tool_call>",
         "\n</parameter",
     ],
@@ -296,7 +328,7 @@ values = {
     "path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     "n": st.integers(),
     "flag": st.booleans(),
-    "note": st.none() | st.sampled_from(["a note", "5", "</parameter>"]),
+    "note": st.none() | st.sampled_from(["a note", "5", "a </parameter> b"]),
     "items": st.lists(st.integers() | st.sampled_from(["]", '"', "</parameter>"]), max_size=3),
 }
 
