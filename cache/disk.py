@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from cache import blob
 from cache.blob import DamagedBlobError
 from cache.codec import Buffers, StateCodec
 from cache.entry import Entry
-from cache.files import Files
+from cache.files import Files, finished
 from cache.manifest import Found, Manifest, best_match, describe, from_facts, to_facts
 from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, TokenIds
 from cache.recalled import Recalled
@@ -33,6 +34,8 @@ log = logging.getLogger("crossturn.cache")
 _CATCH_UP_S = 0.01
 
 MANIFESTS, CONTENT = "conversations", "content"
+
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class DiskTier:
@@ -189,8 +192,9 @@ class DiskTier:
 
     def _make_room(self, n_bytes: int, lineage: str) -> bool:
         """Let the longest unused conversations go until ``n_bytes`` more fit."""
-        if self._files.n_bytes + n_bytes > self._files.max_bytes:
-            self._files.delete_unneeded()
+        if self._files.n_bytes + n_bytes <= self._files.max_bytes:
+            return True
+        self._files.delete_unneeded()
         everyone = (*self._manifests.values(), *self._foreign.values())
         for manifest in sorted(everyone, key=lambda m: m.saved_unix_s):
             if self._files.n_bytes + n_bytes <= self._files.max_bytes:
@@ -213,6 +217,7 @@ class DiskTier:
         lineages = [m.lineage for m in self._manifests.values() if m.slot == slot]
         for lineage in lineages:
             self.forget(lineage)
+        self._files.delete_unneeded()  # what was written of a turn that is not complete
         return len(lineages)
 
     # -- reading back ---------------------------------------------------------------------------
@@ -262,16 +267,11 @@ class DiskTier:
     # -- starting -------------------------------------------------------------------------------
 
     def _scan(self) -> None:
-        """Learn what the folder holds, and clear away what a sudden end left behind."""
-        for path in self._files.folder.iterdir():
-            if path.name.endswith(blob.TEMPORARY):
-                path.unlink()
-            else:
-                self._files.found(path.name, path.stat().st_size)
-        for path in sorted((self._folder / MANIFESTS).iterdir()):
-            if path.name.endswith(blob.TEMPORARY):
-                path.unlink()
-            else:
+        """Learn what the folder holds, and clear away what a sudden end left behind. Files that are not
+        named as ours are not ours."""
+        self._files.scan()
+        for path in finished(self._folder / MANIFESTS):
+            if _NAME.fullmatch(path.name):
                 self._adopt(path)
         self._files.delete_unneeded()
         if self._foreign:

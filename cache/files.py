@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO
 
+from cache.blob import TEMPORARY
 from cache.writer import Job, Writer
 
 MAX_WAITING_BYTES = 512 * 2**20
 """Bytes on their way to the disk at most; beyond that nothing new is sent there."""
+
+_NAME = re.compile(r"[0-9a-f]{32}\.(rows|state)")
+_UNFINISHED = re.compile(rf"[0-9a-f]{{32}}(\.rows|\.state)?{re.escape(TEMPORARY)}")
 
 
 class Files:
@@ -47,6 +52,12 @@ class Files:
         self.n_bytes += n_bytes - self._sizes.get(name, 0)
         self._sizes[name] = n_bytes
 
+    def scan(self) -> None:
+        """Learn what the folder holds."""
+        for path in finished(self.folder):
+            if _NAME.fullmatch(path.name):
+                self.found(path.name, path.stat().st_size)
+
     def write(self, job: Job) -> None:
         """Write a file that is not there."""
         self.found(job.path.name, job.n_bytes)
@@ -75,6 +86,14 @@ class Files:
         if name in self._sizes:
             self.n_bytes -= self._sizes.pop(name)
             self._writer.put(Job(self.folder / name))
+
+
+def finished(folder: Path) -> tuple[Path, ...]:
+    """The files of ``folder`` in order of name; those whose writing was cut off are deleted."""
+    for path in folder.iterdir():
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink()
+    return tuple(sorted(folder.iterdir()))
 
 
 def claim(folder: Path) -> IO[str]:

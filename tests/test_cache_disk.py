@@ -216,12 +216,31 @@ def test_a_conversation_larger_than_the_cap_is_not_written(tmp_path: Path) -> No
 
 def test_what_a_sudden_end_left_behind_is_cleared_away(tmp_path: Path) -> None:
     filled(tmp_path)
-    (tmp_path / "content" / f"x.rows{blob.TEMPORARY}").write_bytes(b"half")
-    (tmp_path / "conversations" / f"y{blob.TEMPORARY}").write_bytes(b"half")
-    (tmp_path / "content" / "nobody.rows").write_bytes(b"orphan")
+    orphan, name = f"{'0' * 32}.rows", "f" * 32
+    (tmp_path / "content" / f"{name}.rows{blob.TEMPORARY}").write_bytes(b"half")
+    (tmp_path / "conversations" / f"{name}{blob.TEMPORARY}").write_bytes(b"half")
+    (tmp_path / "content" / orphan).write_bytes(b"nobody's")
     assert resumed(tmp_path) == 2000
     assert not list(tmp_path.rglob(f"*{blob.TEMPORARY}"))
-    assert "nobody.rows" not in names(tmp_path)
+    assert orphan not in names(tmp_path)
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "content", tmp_path / "conversations"):
+        folder.mkdir(exist_ok=True)
+        (folder / "thesis.txt").write_text("years of work")
+    filled(tmp_path)
+    assert resumed(tmp_path) == 2000
+    assert len(list(tmp_path.rglob("thesis.txt"))) == 3
+
+
+def test_a_slot_deleted_while_it_is_being_written_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    ask(store, SLOT, words(2000))
+    assert store.disk.step()
+    store.delete(SLOT)
+    store.disk.close()
+    assert names(tmp_path) == set()
 
 
 def test_a_disk_that_cannot_be_written_is_told_once_and_serving_goes_on(
