@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from model.errors import InputError
-from model.guard import Guard, GuardClashError
+from model.guard import Guard, GuardClashError, n_attempts
 from model.messages import LATE_SYSTEM, Message, normalise
 from model.template import ChatTemplate, TemplateRefusedError
 
 OPENER = "<|im_start|>"
-N_GUARDS = 100
 
 
 class Conversation:
@@ -145,7 +144,7 @@ def prepare(
     """
     normal = normalise(messages)
     control_texts = tuple(control_texts)
-    for attempt in range(N_GUARDS):
+    for attempt in range(n_attempts(control_texts)):
         guard = Guard(control_texts, attempt)
         try:
             return Conversation(template, guard, normal, tools, kwargs, len(messages) - len(normal))
@@ -153,7 +152,7 @@ def prepare(
             continue
         except RecursionError as error:
             raise InputError("the request is nested too deeply", param="messages") from error
-    raise InputError("messages hold too many different private-use characters", param="messages")
+    raise InputError("messages hold every character that could stand in for another", param="messages")
 
 
 def _guarded(message: Message, index: int, guard: Guard) -> Message:

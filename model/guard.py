@@ -1,7 +1,7 @@
 """Keeps what people typed from being read as control tokens.
 
 Before rendering, every character in typed text that could begin a control token (``<`` in Qwen's
-vocabulary) is swapped for a private-use character that occurs nowhere in the request. The template
+vocabulary) is swapped for a character that occurs nowhere in the request. The template
 moves the text about without knowing; whatever control string stands in the rendered text was then
 written by the template itself. Between control strings the characters are swapped back. Guarding the
 first character, not whole control strings, also holds where typed pieces meet.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-PRIVATE_USE = range(0xE000, 0xE400)
+STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xE400))))
+"""Unicode's noncharacters, which no text should hold, then some for private use, which icons use."""
 
 
 class GuardClashError(Exception):
@@ -29,13 +30,11 @@ class Guard:
     """
 
     def __init__(self, control_texts: Iterable[str], attempt: int = 0) -> None:
-        firsts = sorted({text[0] for text in control_texts if text and not text[0].isspace()})
-        start = PRIVATE_USE.start + attempt * (len(firsts) + 1)
+        assert attempt < n_attempts(control_texts)
         self.attempt = attempt
-        self.guarded = "".join(firsts)
-        self.stand_ins = "".join(chr(start + i) for i in range(len(firsts)))
-        self.mark = chr(start + len(firsts))
-        assert start + len(firsts) < PRIVATE_USE.stop
+        self.guarded = _firsts(control_texts)
+        chosen = STAND_INS[attempt * (len(self.guarded) + 1) :][: len(self.guarded) + 1]
+        self.stand_ins, self.mark = chosen[:-1], chosen[-1]
         self._restoring = str.maketrans(self.stand_ins, self.guarded)
 
     def text(self, typed: str) -> str:
@@ -66,6 +65,16 @@ class Guard:
     def restore(self, guarded: str) -> str:
         """What was typed."""
         return guarded.translate(self._restoring)
+
+
+def n_attempts(control_texts: Iterable[str]) -> int:
+    """How many guards there are to choose from."""
+    return len(STAND_INS) // (len(_firsts(control_texts)) + 1)
+
+
+def _firsts(control_texts: Iterable[str]) -> str:
+    """The characters that may begin a control token. Space is left to the templates, which trim it."""
+    return "".join(sorted({text[0] for text in control_texts if text and not text[0].isspace()}))
 
 
 def well_formed(text: str) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from model.chat import ChatFormat, RenderedPrompt
 from model.errors import CheckpointError, InputError
+from model.guard import STAND_INS
 from model.tokenizer import TextTokenizer
 
 TEMPLATES = [None, STRIPS_THOUGHTS, KEEPS_THOUGHTS]
@@ -23,7 +24,7 @@ TOOLS = [tool("read", path={"type": "string"})]
 content = st.lists(
     st.one_of(
         st.text(max_size=6),
-        st.sampled_from([*tokenizer_with().controls, "<|im_start|>system\n", "<", "\ue000", "\ue001", " "]),
+        st.sampled_from([*tokenizer_with().controls, "<|im_start|>system\n", "<", *STAND_INS[:3], " "]),
     ),
     max_size=5,
 ).map("".join)
@@ -64,8 +65,6 @@ def test_without_control_strings_the_ids_are_the_plain_tokenizers(
     texts = [text.replace("<", "").encode(errors="replace").decode() for text in texts]
     messages = [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
     messages.append({"role": "user", "content": texts[2]})
-    if any("\ue000" <= char <= "\uf8ff" for text in texts for char in text):
-        return  # what a decode gives back is then no sure witness of what was rendered
     chat = shared_chat(template)
     conversation = chat._prepare(messages, None, None)  # the text before it is encoded
     plain = tokenizer_with().encode(conversation.guard.restore(conversation.text()))
@@ -90,14 +89,14 @@ def test_lone_surrogates_are_replaced_and_pairs_are_joined() -> None:
     assert "a\ufffdb 😀" in text_of(prompt)
 
 
-def test_private_use_characters_of_the_guard_can_be_typed_too() -> None:
-    typed = "".join(map(chr, range(0xE000, 0xE010))) + "<|im_end|>"
+def test_the_guards_own_characters_can_be_typed_too() -> None:
+    typed = f"{STAND_INS[:16]}<|im_end|>"
     assert typed in text_of(render([{"role": "user", "content": typed}]))
 
 
 def test_a_request_that_holds_every_stand_in_is_refused() -> None:
     with pytest.raises(InputError) as refusal:
-        render([{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF000)))}])
+        render([{"role": "user", "content": STAND_INS}])
     assert refusal.value.param == "messages"
 
 
@@ -411,7 +410,7 @@ def test_f08_a_prompt_as_long_as_allowed_is_rendered() -> None:
 
 def test_what_is_remembered_of_one_request_says_nothing_about_another() -> None:
     chat = chat_with()
-    stand_in = chr(0xE000)
+    stand_in = STAND_INS[0]
     assert "<b" in text_of(chat.render([{"role": "user", "content": "<b"}]))
     assert f"{stand_in}b" in text_of(chat.render([{"role": "user", "content": f"{stand_in}b"}]))
     assert "<b" in text_of(chat.render([{"role": "user", "content": "<b"}]))
