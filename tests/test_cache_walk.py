@@ -80,6 +80,9 @@ def begin(world: World) -> None:
     choice = world.store.plan(slot, ids, tenant, shape if world.below(4) else None)
     assert choice.plan.suffix_len >= 1
     assert choice.reason()
+    if choice.source is not None and choice.plan.reusable_len > 0:
+        assert choice.source.tenant == tenant
+        assert choice.source.slot == slot or choice.plan.reusable_len <= shape.system_end
     running = world.store.take(choice)
     assert np.array_equal(running.ids.view, ids[: choice.plan.reusable_len])
     world.histories.append(tuple(prompt))
