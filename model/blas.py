@@ -38,8 +38,11 @@ def use_openblas() -> bool:
     """
     library = _openblas_path()
     machine = _E_MACHINE.get(platform.machine())
-    if library is None or machine is None or "mlx.core" in sys.modules:
+    if library is None or machine is None:
         return False
+    if _address(ctypes.CDLL(None), "cblas_sgemm"):  # by an earlier call, or somebody else's BLAS
+        return True
+    assert "mlx.core" not in sys.modules, "MLX was imported before its backend was prepared"
     openblas = ctypes.CDLL(str(library))
     addresses = {f"cblas_{r}": _address(openblas, f"scipy_cblas_{r}") for r in _ROUTINES}
     # A file in memory: no temporary directory has to be writable, nothing is left behind.

@@ -14,7 +14,6 @@ from model.backend import prepare
 from model.errors import CrossturnError
 
 from .listen import listen
-from .log import set_up
 from .settings import Settings, parse_bytes
 
 API_KEYS_VARIABLE = "CROSSTURN_API_KEYS"
@@ -42,12 +41,13 @@ def serve(settings: Settings) -> None:
     Raises:
         CrossturnError: the server cannot start; the message is one line.
     """
-    set_up(settings.log_level)
     with listen(settings.host, settings.port) as listener:
         prepare()
-        # Only now may MLX be imported, and this module is what does it.
+        # Only now may MLX be imported, and these modules are what does it.
         from .launch import launch
+        from .log import set_up
 
+        set_up(settings.log_level)
         launch(settings, listener)
 
 

@@ -39,6 +39,6 @@ a = mx.random.normal((70, 90)); b = mx.random.normal((90, 50))
 exact = (a[:, :, None] * b[None]).sum(1)
 with mx.stream(mx.cpu):
     assert mx.allclose(a @ b, exact, atol=1e-4).item()
-assert not use_openblas(), "too late once MLX is there"
+assert use_openblas(), "a second call finds it done"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
