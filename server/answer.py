@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from .disconnect import run_until_disconnect
-from .events import Event, GenerationRequest
+from .events import Event, Failed, GenerationRequest
 from .run import Run
 from .settings import Settings
 from .sse import EventStream
@@ -65,9 +65,16 @@ class Answer:
     async def _chunks(self) -> AsyncGenerator[Mapping[str, Any], None]:
         async with aclosing(self.run.events(self.generations)) as events:
             async for event in events:
-                for chunk in self.encoder.chunks(event):
+                for chunk in self._encoded(event):
                     yield chunk
         self.on_delivered()
+
+    def _encoded(self, event: Event) -> list[Mapping[str, Any]]:
+        try:
+            return list(self.encoder.chunks(event))
+        except Exception:
+            self.run.record.observe(Failed("The reply could not be encoded.", kind="internal"))
+            raise
 
     async def _body(self) -> Mapping[str, Any]:
         async with aclosing(self._chunks()) as chunks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -74,7 +74,7 @@ class Settings:
     keep_fed_ids: bool = False
     ring_count: int = RingLimits().max_count
     ring_ratio: float = RingLimits().max_ratio
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     cors_origins: tuple[str, ...] = ("*",)
     thinking: bool | None = None
     reasoning_field: ReasoningField = "reasoning_content"

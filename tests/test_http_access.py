@@ -88,6 +88,10 @@ def test_without_a_known_key_nothing_is_told(authorization: str) -> None:
             assert error_of(response)["code"] == "invalid_api_key"
 
 
+def test_keys_do_not_show_where_settings_are_printed() -> None:
+    assert "secret" not in repr(Settings(api_keys=("secret",)))
+
+
 def test_keys_are_tenants_whose_slots_differ() -> None:
     with live(settings=Settings(api_keys=("one", "two"))) as server:
         slots = {

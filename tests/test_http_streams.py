@@ -112,10 +112,12 @@ def test_e08_a_failure_midway_is_one_error_frame_and_one_done() -> None:
     assert whole.status_code == 500
 
 
-def test_e08_a_fault_of_the_encoder_ends_the_stream_and_the_work() -> None:
+def test_e08_a_fault_of_the_encoder_ends_the_stream_and_the_work(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     broken = ContentDelta(None)  # type: ignore[arg-type]
     script = replies(Progress(0, (ContentDelta("one"),)), Progress(0, (broken,)), Finished(0, "stop", 2, 0))
-    with live(FakeEngine(script)) as server:
+    with live(FakeEngine(script)) as server, caplog.at_level("INFO", logger="crossturn.requests"):
         response = server.chat(stream=True)
         assert server.engine.was_cancelled.wait(WAIT_S)
         whole = server.chat()
@@ -124,6 +126,8 @@ def test_e08_a_fault_of_the_encoder_ends_the_stream_and_the_work() -> None:
     assert frames[-1] == "[DONE]"
     assert whole.status_code == 500
     assert error_of(whole)["type"] == "server_error"
+    lines = [record.message for record in caplog.records if record.name == "crossturn.requests"]
+    assert ["finish=internal" in line for line in lines] == [True, True]
 
 
 @pytest.mark.parametrize("stream", [True, False])
