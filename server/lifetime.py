@@ -63,7 +63,7 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         drain = asyncio.ensure_future(self._gateway.drain())
         await super().shutdown(sockets)
-        await drain
+        drain.cancel()  # by now everybody has been answered, or cut off
 
 
 def serve_http(gateway: Gateway, listener: socket.socket, on_ready: Callable[[], None]) -> None:

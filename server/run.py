@@ -64,9 +64,9 @@ class Run:
         """
         n_open = sum(request.n_replies for request in requests)
         self._live.add(self)
-        for request in requests:
-            self._engine.submit(request)
         try:
+            for request in requests:
+                self._engine.submit(request)
             while n_open:
                 event = await self._next()
                 self.record.observe(event)
