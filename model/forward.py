@@ -17,6 +17,7 @@ from model.config import ModelConfig
 from model.device import device_for
 from model.feed_forward import FeedForward
 from model.fingerprint import ModelFingerprint
+from model.gdn import CHUNK
 from model.kv import KvLayout, capacity_for
 from model.linear_attention import LinearAttention
 from model.state import Checkpoint, Recurrent, State
@@ -78,6 +79,13 @@ class Forward:
     def new_batch(self) -> DecodeBatch:
         """A batch without sequences."""
         return DecodeBatch(self._step)
+
+    def warm_up(self) -> None:
+        """Build the kernels that MLX compiles on first use, so that no request waits for them."""
+        state, batch = self.new_state(), self.new_batch()
+        self.prefill(state, np.zeros(CHUNK + 1, np.uint32))
+        batch.join(0, state)
+        mx.eval(batch.step(mx.zeros((1,), mx.uint32)))
 
     def prefill(self, state: State, ids: NDArray[np.uint32], *, capture_at: Sequence[int] = ()) -> Prefilled:
         """Feed ``ids`` to ``state``.

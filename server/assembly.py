@@ -65,6 +65,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     in_use = None if options.cache_dir is None else _claim(options.cache_dir)  # before anything is loaded
     backend = detect()
     forward = load(options.model_path, adapter_path=options.adapter_path, kv_bits=options.kv_bits)
+    forward.warm_up()
     context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
     budget_bytes = options.memory_budget or default_budget(backend, forward)
     known = metadata(forward, tokenizer, context_length)
