@@ -156,6 +156,12 @@ def _add_work_options(group: argparse._ArgumentGroup) -> None:
         help=f"replies that are written together at most (default: {Settings().max_running})",
     )
     group.add_argument(
+        "--max-waiting",
+        type=_positive(int),
+        metavar="N",
+        help=f"requests that may wait; one more is refused (default: {Settings().max_waiting})",
+    )
+    group.add_argument(
         "--share-prefixes",
         action=argparse.BooleanOptionalAction,
         help="share system prompts between sessions of a tenant (default: only without API keys)",

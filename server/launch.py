@@ -80,6 +80,7 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
         loop=LoopOptions(
             max_replies=settings.max_running,
+            max_waiting=settings.max_waiting,
             reads_ahead=settings.idle_prefill,
             keeps_fed_ids=settings.keep_fed_ids,
         ),

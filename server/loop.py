@@ -42,6 +42,7 @@ class LoopOptions:
 
     Attributes:
         max_replies: replies written together at most; further requests wait.
+        max_waiting: requests that may wait; one more is refused as overload.
         prefill_tokens: tokens read in one step while nothing is being written; None for what the
             device takes at once.
         shared_prefill_tokens: the same while replies are being written, whose pause it bounds; None
@@ -52,6 +53,7 @@ class LoopOptions:
     """
 
     max_replies: int = 16
+    max_waiting: int = 256
     prefill_tokens: int | None = None
     shared_prefill_tokens: int | None = None
     reads_ahead: bool = True
@@ -149,6 +151,10 @@ class EngineLoop:
         )
 
     def submit(self, request: GenerationRequest) -> None:
+        if len(self._waiting) >= self._options.max_waiting:
+            message = f"{len(self._waiting)} requests are waiting already"
+            request.emit(Failed(message, "overloaded", retry_after_s=_RETRY_AFTER_S))
+            return
         self._waiting.append(request)
 
     def read_ahead(self, request: WarmRequest) -> None:
@@ -384,6 +390,9 @@ class EngineLoop:
 def _internal_failure() -> Failed:
     return Failed("the reply could not be generated; the server's log says why", "internal")
 
+
+_RETRY_AFTER_S = 5.0
+"""What a refused client is told to wait: about the time of a short reply."""
 
 _EXPECTED_REPLY_TOKENS = 1024
 """Reply tokens that admission counts on: most replies are far shorter than their max_tokens."""

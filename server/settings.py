@@ -42,6 +42,7 @@ class Settings:
         cache_dir_bytes: what that folder may hold.
         context_length: at most this many tokens a conversation; None takes the checkpoint's limit.
         max_running: sequences that decode together at most.
+        max_waiting: requests that may wait for a place; one more is refused with 503.
         share_prefixes: share system-and-tools prefixes between slots of one tenant; None shares
             exactly when there are no API keys.
         idle_prefill: read ahead between turns.
@@ -69,6 +70,7 @@ class Settings:
     cache_dir_bytes: int = 16 * 1024**3
     context_length: int | None = None
     max_running: int = 16
+    max_waiting: int = 256
     share_prefixes: bool | None = None
     idle_prefill: bool = True
     keep_fed_ids: bool = False

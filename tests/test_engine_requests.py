@@ -141,6 +141,18 @@ def test_more_requests_than_places_wait_their_turn(make_loop: MakeLoop) -> None:
     assert all(outcome.finished for outcome in outcomes)
 
 
+def test_a_request_too_many_is_refused_and_those_that_wait_are_served(make_loop: MakeLoop) -> None:
+    options = LoopOptions(max_waiting=2, prefill_tokens=128, shared_prefill_tokens=64)
+    driver = Driver(make_loop(options=options, stop_ids=frozenset()))
+    outcomes = [driver.submit([*PROMPT, i], session=f"s{i}") for i in range(3)]
+    driver.run()
+    refused = outcomes[2].failed
+    assert refused is not None
+    assert refused.kind == "overloaded"
+    assert refused.retry_after_s is not None
+    assert all(outcome.finished for outcome in outcomes[:2])
+
+
 def test_a_fault_in_a_prefill_fails_that_request_alone(
     driver: Driver, make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
