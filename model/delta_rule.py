@@ -112,5 +112,5 @@ def _metal(inputs: Iterable[mx.array], state: mx.array) -> tuple[mx.array, mx.ar
     from mlx_lm.models.gated_delta import gated_delta_kernel
 
     q, k, v, log_decay, beta = inputs
-    out, state = gated_delta_kernel(q, k, v, mx.exp(log_decay), beta, state)
+    out, state = gated_delta_kernel(q.astype(v.dtype), k.astype(v.dtype), v, mx.exp(log_decay), beta, state)
     return out, state

@@ -31,7 +31,8 @@ class LinearAttention:
         # One factor for each head of [q | k]: Dk^-1 takes the sum back to the mean and scales q.
         scale = [1.0 / config.key_head_dim] * config.n_key_heads
         scale += [config.key_head_dim**-0.5] * config.n_key_heads
-        self._key_scale = mx.array(scale, block.norm.weight.dtype)[:, None]
+        # In float32: bfloat16 would round Dk^-1/2, and so every key's length, by the same 0.2 %.
+        self._key_scale = mx.array(scale, mx.float32)[:, None]
         self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
         self._step_weights: gdn_cuda.StepWeights | None = None
@@ -97,7 +98,7 @@ class LinearAttention:
         return self._device.math.silu(total)
 
     def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """[B, T, C] to q, k [B, T, Hk, Dk], normalised, q scaled by Dk^-1/2, and v [B, T, Hv, Dv]."""
+        """[B, T, C] to q, k [B, T, Hk, Dk], float32, normalised, q scaled; and v [B, T, Hv, Dv]."""
         c = self._config
         keys, values = mx.split(rows, [2 * c.n_key_heads * c.key_head_dim], axis=-1)
         keys = keys.reshape(*keys.shape[:2], 2 * c.n_key_heads, c.key_head_dim)
