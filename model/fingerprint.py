@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PIECE_BYTES = 64 << 20
+_HASHED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def hash_files(paths: Iterable[Path]) -> int:
     ordered = sorted(paths)
     pieces = [(path, at) for path in ordered for at in range(0, max(path.stat().st_size, 1), _PIECE_BYTES)]
     total = hashlib.blake2b(digest_size=8)
-    with ThreadPoolExecutor(thread_name_prefix="hash") as pool:
+    with ThreadPoolExecutor(_HASHED_AT_ONCE, thread_name_prefix="hash") as pool:
         for (path, at), digest in zip(pieces, pool.map(_hash_piece, pieces), strict=True):
             total.update(f"{path.name}:{at}:".encode() + digest)
     return int.from_bytes(total.digest(), "big")
