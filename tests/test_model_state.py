@@ -42,6 +42,7 @@ def captured_everywhere(model: Forward, first: int = 0) -> tuple[State, dict[int
     return state, {checkpoint.length: checkpoint for checkpoint in found.checkpoints}
 
 
+@pytest.mark.slow
 def test_a_state_restored_at_any_position_continues_to_the_logits_of_the_uncut_run(
     model: Forward, uncut: np.ndarray
 ) -> None:
