@@ -11,12 +11,12 @@
     </tool_call>
 
 What is delivered as a call names one of the request's tools; everything else that looks like one is
-text, released as it was written. Models of the family leave the outer tags out now and then, so a
-``<function=NAME>`` with a parameter or the closing tag right behind it begins a call too. A call is
-complete at ``</function>`` (or ``</tool_call>``). A value ends at a ``</parameter>`` that is followed by
-another tag of the form, so that a value may speak of the tag. Of a call that breaks off, what was
-written is delivered and its JSON stays unfinished: nothing is closed on the model's behalf. Text
-between the tags of a call goes to the content.
+text, released as it was written. A call begins with ``<function=NAME>`` and a parameter or the closing
+tag right behind it; models of the family leave the outer tags out now and then. A call is complete at
+``</function>`` (or ``</tool_call>``). A value ends at a ``</parameter>`` that is followed by another tag of
+the form, so that a value may speak of the tag. Of a call that breaks off, what was written is
+delivered and its JSON stays unfinished: nothing is closed on the model's behalf. Text between the
+tags of a call goes to the content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from model.pieces import Piece, n_begun, n_trailing_space
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-HEAD = re.compile(rf"{CALL}\s*{FUNCTION}([^<>\n]+)>|{FUNCTION}([^<>\n]+)>\s*(?={PARAMETER}|{END_FUNCTION})")
+HEAD = re.compile(rf"(?:{CALL}\s*)?{FUNCTION}([^<>\n]+)>\s*(?={PARAMETER}|{END_FUNCTION})")
 KEY = re.compile(rf"{PARAMETER}([^<>\n]+)>")
 CLOSER = re.compile(rf"\n?({END_PARAMETER}|{END_FUNCTION})")
 CLOSERS = (f"\n{END_PARAMETER}", END_PARAMETER, f"\n{END_FUNCTION}", END_FUNCTION)
@@ -150,7 +150,7 @@ class ToolCallReader:
     def _read_head(self, last: bool) -> Iterator[Read]:
         text = self._held.text
         head = HEAD.match(text)
-        name = (head[1] or head[2]).strip() if head else ""
+        name = head[1].strip() if head else ""
         if head and name in self._schemas:
             self._take(head.end())
             yield from self._start(name)

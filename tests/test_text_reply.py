@@ -230,6 +230,21 @@ def test_f06_no_token_is_told_twice_and_all_of_the_content_is_told(
     assert tokenizer_with().decode([ids[i] for i in told]) == content
 
 
+@given(replies, options)
+@settings(max_examples=200)
+def test_f06_a_token_with_text_on_both_sides_of_a_border_is_told_once(
+    text: str, options: dict[str, Any]
+) -> None:
+    reader = ReplyReader(tokenizer_with(), **options)
+    told: list[int] = []
+    for token_id in ids_of(text.replace("own ", "own  \t fox").replace("\n\n", " \n \n")):
+        reader.push(token_id)
+        told += reader.take_content_tokens()
+    reader.finish()
+    told += reader.take_content_tokens()
+    assert told == sorted(set(told))
+
+
 def test_f06_tokens_behind_a_stop_and_tokens_of_calls_are_no_content() -> None:
     ids = [*byte_ids("ab"), *ids_of(xml_call("g")), *byte_ids("c stop")]
     _, reader = read(ids, stops=("stop",), tools=TOOLS)

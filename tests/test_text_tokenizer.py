@@ -89,6 +89,8 @@ def test_pieces_of_long_texts_are_neither_tiny_nor_huge(text: str) -> None:
     assert "".join(pieces) == text
     if "x" not in text:
         assert max(map(len, pieces)) <= MAX_PIECE_CHARS
+    if "\n\n" not in text:
+        assert len(pieces) <= 2 * len(text) / MAX_PIECE_CHARS + 1
 
 
 def test_text_of_a_tokenizer_with_other_borders_is_not_cut() -> None:

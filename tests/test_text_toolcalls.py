@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from functools import partial
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from chatml import tokenizer_with, tool
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from scripted import Joined, byte_ids, ids_of, read, xml_call
 
 from model.arguments import ALL_KINDS, fits, parameter_kinds, to_json
-from model.deltas import ToolCallArguments
+from model.deltas import ContentDelta, ToolCallArguments
 from model.reply import ReplyReader
 from model.toolcalls import new_call_id
 
@@ -168,7 +170,7 @@ def test_c08_ids_are_unique() -> None:
         ("</function>", '{"a": "x", "n": 12'),
         ("2\n</param", '{"a": "x", "n": 1'),
         ("x", '{"a": "'),
-        ("<parameter=a>", "{"),
+        (">\nx", "{"),
     ],
 )
 def test_c10_a_call_that_is_cut_stays_unfinished(cut: str, arguments: str) -> None:
@@ -182,7 +184,14 @@ def test_c10_a_call_that_is_cut_stays_unfinished(cut: str, arguments: str) -> No
 
 
 def test_c10_a_call_cut_in_its_head_is_text() -> None:
-    for text in ("<tool_call>", "<tool_call>\n<function=", "<tool_call>\n<function=f"):
+    head = "<tool_call>\n<function=f>"
+    for text in (
+        "<tool_call>",
+        "<tool_call>\n<function=",
+        "<tool_call>\n<function=f",
+        head,
+        f"{head}\n<para",
+    ):
         joined, reader = read(ids_of(text), tools=TOOLS)
         assert joined == Joined(content=text)
         assert not reader.in_call
@@ -216,8 +225,20 @@ def test_c10_a_call_is_whole_once_its_function_is_closed() -> None:
     ],
 )
 def test_sloppy_calls_are_read_when_their_meaning_is_plain(text: str, arguments: dict[str, str]) -> None:
-    ((_, found),) = calls_of(text)
+    joined, _ = read(ids_of(text), tools=TOOLS)
+    assert not joined.content
+    assert calls_of(text) == joined.calls
+    ((_, found),) = joined.calls
     assert json.loads(found) == arguments
+
+
+def test_c06_a_tag_that_cannot_become_a_call_is_not_held_back() -> None:
+    reader = ReplyReader(tokenizer_with(), opens_thought=False, tools=TOOLS)
+    for text in ("<tool_call>", "<function=f>", "<tool_call> <function=f>"):
+        told = ""
+        for token_id in ids_of(f"Write {text} and"):
+            told += "".join(d.text for d in reader.push(token_id) if isinstance(d, ContentDelta))
+        assert told.endswith(f"{text} and")
 
 
 @pytest.mark.parametrize(
@@ -262,9 +283,15 @@ def test_a_value_may_speak_of_the_tags(value: str) -> None:
 
 
 def test_text_between_the_tags_of_a_call_goes_to_the_content() -> None:
-    text = "<tool_call>\n<function=f>\noops <b>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"
+    text = xml_call("f", a="x").replace("</parameter>", "</parameter>\n<parameter=oops <b>")
     joined, _ = read(ids_of(text), tools=TOOLS)
-    assert joined == Joined(content="oops <b>", calls=[["f", '{"a": "x"}']])
+    assert read(byte_ids(text), tools=TOOLS)[0] == joined
+    assert joined == Joined(content="<parameter=oops <b>", calls=[["f", '{"a": "x"}']])
+
+
+def test_what_has_text_where_a_parameter_must_stand_is_no_call() -> None:
+    text = "<tool_call>\n<function=f>\noops\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"
+    assert read(ids_of(text), tools=TOOLS)[0] == Joined(content=text)
 
 
 def test_space_before_calls_is_layout_and_text_behind_them_keeps_its_distance() -> None:
@@ -325,7 +352,7 @@ schemas = {
     "items": {"type": "array"},
 }
 values = {
-    "path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    "path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(partial(normalize, "NFC")),
     "n": st.integers(),
     "flag": st.booleans(),
     "note": st.none() | st.sampled_from(["a note", "5", "a </parameter> b"]),
