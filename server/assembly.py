@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-import mlx.core as mx
-import numpy as np
-
 from cache.disk import DiskTier
 from cache.files import claim
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
@@ -69,7 +66,6 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     backend = detect()
     forward = load(options.model_path, adapter_path=options.adapter_path, kv_bits=options.kv_bits)
     forward.warm_up()
-    warm_up(forward)
     context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
     budget_bytes = options.memory_budget or default_budget(backend, forward)
     known = metadata(forward, tokenizer, context_length)
@@ -98,16 +94,6 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         vocab_size=forward.config.vocab_size,
     )
     return loop, info
-
-
-def warm_up(forward: Forward) -> None:
-    """Run each kind of pass once: kernels are compiled when they are first used, and no client
-    should wait for that."""
-    state = forward.new_state()
-    forward.prefill(state, np.ones(65, dtype=np.uint32))
-    batch = forward.new_batch()
-    batch.join(0, state)
-    mx.eval(batch.step(mx.array([1], dtype=mx.uint32)))
 
 
 def default_budget(backend: Backend, forward: Forward) -> int:
