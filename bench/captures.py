@@ -20,9 +20,9 @@ from loops import random_ids  # noqa: E402
 
 from cache.boundaries import PromptShape, choose_captures  # noqa: E402
 from cache.ring import RingLimits  # noqa: E402
+from model.checkpoint.hub import resolve  # noqa: E402
+from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
-from model.hub import resolve  # noqa: E402
-from model.load import load  # noqa: E402
 
 
 def main() -> None:

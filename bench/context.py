@@ -19,9 +19,9 @@ from chart import Line, chart  # noqa: E402
 from filled import decode_seconds, filled_state, stepper, timed  # noqa: E402
 
 from model.backend import detect  # noqa: E402
+from model.checkpoint.hub import resolve  # noqa: E402
+from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
-from model.hub import resolve  # noqa: E402
-from model.load import load  # noqa: E402
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from sides import CROSSTURN, MLX_LM, MLX_LM_FAST, as_child, mlx_lm_copy, prepare_side, run_side
 
-from model.hub import resolve
+from model.checkpoint.hub import resolve
 
 CONTEXT = 1024
 
@@ -57,7 +57,7 @@ def crossturn(path: Path, companies: list[int]) -> list[float]:
     """Through our decode batch."""
     from filled import decode_seconds, filled_state, stepper
 
-    from model.load import load
+    from model.checkpoint.load import load
 
     model = load(path)
     return [
@@ -71,7 +71,7 @@ def mlx_lm(path: Path, companies: list[int]) -> list[float]:
     from filled import decode_seconds, filled_cache
     from mlx_lm.utils import load_model
 
-    from model.config import read_config
+    from model.checkpoint.config import read_config
 
     model, _ = load_model(path)
     config = read_config(path)

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, BatchKVCache
 
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
 from model.forward import Forward
 from model.kv import KvRows, capacity_for
 from model.state import Recurrent, State

@@ -18,8 +18,8 @@ prepare()
 import numpy as np  # noqa: E402
 from loops import Loop, Told, random_ids  # noqa: E402
 
-from model.chat import RenderedPrompt  # noqa: E402
-from model.hub import resolve  # noqa: E402
+from model.checkpoint.hub import resolve  # noqa: E402
+from model.text.chat import RenderedPrompt  # noqa: E402
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from loops import Loop  # noqa: E402
 from shapes import Message, Writer  # noqa: E402
 from sides import mlx_lm_copy  # noqa: E402
 
-from model.hub import resolve  # noqa: E402
+from model.checkpoint.hub import resolve  # noqa: E402
 
 
 def main() -> None:

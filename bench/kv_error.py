@@ -15,10 +15,10 @@ prepare_side(CROSSTURN)
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
+from model.checkpoint.hub import resolve  # noqa: E402
+from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
-from model.hub import resolve  # noqa: E402
-from model.load import load  # noqa: E402
-from model.tokenizer import TextTokenizer  # noqa: E402
+from model.text.tokenizer import TextTokenizer  # noqa: E402
 
 N_FIRST = 200  # tokens read before the first compared position
 

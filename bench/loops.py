@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from cache.planner import CrossTurnSlotId
-from model.chat import ChatFormat, RenderedPrompt
 from model.sampling import SamplingParams
-from model.tokenizer import TextTokenizer
-from server.assembly import EngineOptions, assemble
+from model.text.chat import ChatFormat, RenderedPrompt
+from model.text.tokenizer import TextTokenizer
 from server.client import ModelInfo
+from server.engine.assembly import EngineOptions, assemble
+from server.engine.loop import EngineLoop, LoopOptions
 from server.events import Event, Finished, GenerationRequest, Planned, PlanReport, Progress
-from server.loop import EngineLoop, LoopOptions
 
 
 @dataclass(frozen=True)

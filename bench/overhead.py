@@ -20,8 +20,8 @@ import httpx
 import numpy as np
 from sides import CROSSTURN, as_child, prepare_side, run_side
 
-from model.config import read_config
-from model.hub import resolve
+from model.checkpoint.config import read_config
+from model.checkpoint.hub import resolve
 
 PROMPT = "Please count upwards from one in words, and do not stop."
 
@@ -50,7 +50,7 @@ def child(side: str, path: Path, values: list[int]) -> list[float]:
     prepare_side(side)
     import mlx.core as mx
 
-    from model.load import load
+    from model.checkpoint.load import load
 
     model = load(path)
     state = model.new_state()

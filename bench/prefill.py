@@ -23,7 +23,7 @@ from sides import (
     run_side,
 )
 
-from model.hub import resolve
+from model.checkpoint.hub import resolve
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def child(side: str, path: Path, lengths: list[int]) -> list[float]:
 
 def crossturn(path: Path, prompts: list[np.ndarray]) -> list[float]:
     """Through our forward pass."""
-    from model.load import load
+    from model.checkpoint.load import load
 
     model = load(path)
     return [median_seconds(lambda ids=ids: model.prefill(model.new_state(), ids)) for ids in prompts]

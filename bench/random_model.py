@@ -9,8 +9,8 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3_5
 
 from model.backend import detect
-from model.config import ModelConfig, config_from
-from model.fingerprint import ModelFingerprint
+from model.checkpoint.config import ModelConfig, config_from
+from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
 
 VOCABULARY = 248_320

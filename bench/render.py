@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from model.chat import ChatFormat
-from model.hub import resolve
-from model.tokenizer import TextTokenizer
+from model.checkpoint.hub import resolve
+from model.text.chat import ChatFormat
+from model.text.tokenizer import TextTokenizer
 
 WORDS = [
     "the token",

@@ -25,7 +25,7 @@ from filled import decode_seconds, filled_cache, filled_state, stepper, timed  #
 from mlx.utils import tree_flatten  # noqa: E402
 from random_model import SHAPES, forward_over, random_modules  # noqa: E402
 
-from model.config import ModelConfig  # noqa: E402
+from model.checkpoint.config import ModelConfig  # noqa: E402
 from model.forward import Forward  # noqa: E402
 
 PART = 4096  # tokens read at each context

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from shapes import SHAPES, Answer, Turn, Writer
 
 from cache.planner import longest_common_token_prefix
-from model.chat import ChatFormat
-from model.tokenizer import TextTokenizer
+from model.text.chat import ChatFormat
+from model.text.tokenizer import TextTokenizer
 
 Ids = NDArray[np.uint32]
 

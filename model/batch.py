@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from model.attention import StepGroup
 from model.kv import KvRows, merge
+from model.layers.attention import StepGroup
 from model.state import Checkpoint, Recurrent, State
 
 Step = Callable[[mx.array, Sequence[StepGroup], list[Recurrent]], mx.array]

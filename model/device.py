@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model import gdn_cuda
 from model.backend import BackendKind
-from model.config import ModelConfig
-from model.delta_rule import DeltaRule, delta_rule_for
-from model.elementwise import Elementwise, elementwise_for
-from model.linear import Apply, apply_for
-from model.softmax_attention import Attend, attend_for
+from model.checkpoint.config import ModelConfig
+from model.layers import gdn_cuda
+from model.layers.delta_rule import DeltaRule, delta_rule_for
+from model.layers.elementwise import Elementwise, elementwise_for
+from model.layers.linear import Apply, apply_for
+from model.layers.softmax_attention import Attend, attend_for
 
 
 @dataclass(frozen=True, slots=True)

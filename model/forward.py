@@ -10,18 +10,18 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from model.attention import Attention, StepGroup
 from model.backend import BackendKind
 from model.batch import DecodeBatch
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
+from model.checkpoint.fingerprint import ModelFingerprint
+from model.checkpoint.weights import parameters
 from model.device import device_for
-from model.feed_forward import FeedForward
-from model.fingerprint import ModelFingerprint
-from model.gdn import CHUNK
 from model.kv import KvLayout, capacity_for
-from model.linear_attention import LinearAttention
+from model.layers.attention import Attention, StepGroup
+from model.layers.feed_forward import FeedForward
+from model.layers.gdn import CHUNK
+from model.layers.linear_attention import LinearAttention
 from model.state import Checkpoint, Recurrent, State
-from model.weights import parameters
 
 # Tokens a pass takes at once, a multiple of the GDN chunk: enough for the matrix products to run at
 # full speed, few enough for the temporaries to stay small (and, on the CPU, near its caches).

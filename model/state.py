@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
 from model.kv import KvLayout, KvRows
 
 

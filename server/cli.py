@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from model.backend import prepare
 from model.errors import CrossturnError
-
-from .listen import listen
-from .settings import Settings, parse_bytes
+from server.listen import listen
+from server.settings import Settings, parse_bytes
 
 API_KEYS_VARIABLE = "CROSSTURN_API_KEYS"
 
@@ -44,8 +43,8 @@ def serve(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         prepare()
         # Only now may MLX be imported, and these modules are what does it.
-        from .launch import launch
-        from .log import set_up
+        from server.launch import launch
+        from server.log import set_up
 
         set_up(settings.log_level)
         launch(settings, listener)

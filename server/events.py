@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cache.planner import CrossTurnSlotId
-from model.chat import RenderedPrompt
-from model.deltas import Delta
 from model.sampling import SamplingParams
+from model.text.chat import RenderedPrompt
+from model.text.deltas import Delta
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -45,7 +45,7 @@ class GenerationRequest:
         id: unique; the handle for :meth:`EngineClient.cancel`.
         tenant: whose memory may be used; None where the server knows no API keys.
         slot: the session's private memory.
-        prompt: ids and boundaries, see :class:`model.chat.RenderedPrompt`.
+        prompt: ids and boundaries, see :class:`model.text.chat.RenderedPrompt`.
         max_tokens: reply tokens at most, already clamped to what the context leaves.
         top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
         emit: called on the engine thread for every event, in order; must not block or raise.

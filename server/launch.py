@@ -7,19 +7,18 @@ import time
 from pathlib import Path
 
 from cache.ring import RingLimits
-from model.chat import ChatFormat
-from model.hub import resolve
-from model.tokenizer import TextTokenizer
-
-from .assembly import EngineOptions
-from .engine import Engine
-from .gateway import Gateway
-from .lifetime import serve_http
-from .listen import url_of
-from .loop import LoopOptions
-from .sampling_fields import read_defaults
-from .served import Served
-from .settings import Settings
+from model.checkpoint.hub import resolve
+from model.text.chat import ChatFormat
+from model.text.tokenizer import TextTokenizer
+from server.engine.assembly import EngineOptions
+from server.engine.loop import LoopOptions
+from server.engine.thread import Engine
+from server.http.gateway import Gateway
+from server.http.sampling_fields import read_defaults
+from server.http.served import Served
+from server.lifetime import serve_http
+from server.listen import url_of
+from server.settings import Settings
 
 
 def launch(settings: Settings, listener: socket.socket) -> None:

@@ -12,8 +12,8 @@ from types import FrameType
 
 import uvicorn
 
-from .app import create_app
-from .gateway import Gateway
+from server.http.app import create_app
+from server.http.gateway import Gateway
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _KEEP_ALIVE_S = 75

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .events import Event, Failed, Finished, Planned, PlanReport, Progress
+from server.events import Event, Failed, Finished, Planned, PlanReport, Progress
 
 requests_log = logging.getLogger("crossturn.requests")
 

@@ -10,8 +10,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from model.chat import ChatFormat
-from model.tokenizer import TextTokenizer
+from model.text.chat import ChatFormat
+from model.text.tokenizer import TextTokenizer
 
 DEMO = Path(__file__).parent.parent / "model" / "demo"
 

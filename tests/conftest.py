@@ -23,11 +23,11 @@ import tiny  # noqa: E402
 from cache.files import claim  # noqa: E402
 from cache.ring import RingLimits  # noqa: E402
 from cache.store import Store  # noqa: E402
+from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
-from model.load import load  # noqa: E402
-from model.tokenizer import TextTokenizer  # noqa: E402
-from server.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
-from server.loop import EngineLoop, LoopOptions  # noqa: E402
+from model.text.tokenizer import TextTokenizer  # noqa: E402
+from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
+from server.engine.loop import EngineLoop, LoopOptions  # noqa: E402
 
 DEMO = Path(__file__).parent.parent / "model" / "demo"
 

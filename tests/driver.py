@@ -9,8 +9,9 @@ from itertools import count
 import numpy as np
 
 from cache.planner import CrossTurnSlotId
-from model.chat import RenderedPrompt
 from model.sampling import SamplingParams
+from model.text.chat import RenderedPrompt
+from server.engine.loop import EngineLoop
 from server.events import (
     Event,
     Failed,
@@ -22,7 +23,6 @@ from server.events import (
     ReplyFormat,
     WarmRequest,
 )
-from server.loop import EngineLoop
 
 GREEDY = SamplingParams(temperature=0.0)
 

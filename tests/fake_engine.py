@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.chat import RenderedPrompt
-from model.deltas import ContentDelta
 from model.errors import InputError
 from model.sampling import SamplingParams
+from model.text.chat import RenderedPrompt
+from model.text.deltas import ContentDelta
 from server.client import EngineStats, ModelInfo
 from server.events import (
     Event,
@@ -26,7 +26,7 @@ from server.events import (
     Progress,
     WarmRequest,
 )
-from server.served import Served
+from server.http.served import Served
 
 T = TypeVar("T")
 Script = Callable[[GenerationRequest], Iterable[Event]]

@@ -16,16 +16,16 @@ import openai
 import uvicorn
 from fake_engine import FakeEngine, fake_served
 
-from model.chat import ChatFormat
-from model.hub import resolve
+from model.checkpoint.hub import resolve
 from model.sampling import SamplingParams
-from model.tokenizer import TextTokenizer
-from server.app import create_app
-from server.assembly import EngineOptions
-from server.engine import Engine
-from server.gateway import Gateway
+from model.text.chat import ChatFormat
+from model.text.tokenizer import TextTokenizer
+from server.engine.assembly import EngineOptions
+from server.engine.thread import Engine
+from server.http.app import create_app
+from server.http.gateway import Gateway
+from server.http.served import Served
 from server.listen import listen, url_of
-from server.served import Served
 from server.settings import Settings
 
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}

@@ -8,8 +8,8 @@ from typing import Any
 
 from chatml import tokenizer_with
 
-from model.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from model.reply import ReplyReader
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from model.text.reply import ReplyReader
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakeEngine, fake_served, planned
 from live_server import Live, live
 
-from model.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Event, Finished, GenerationRequest, Progress
 
 pytestmark = [

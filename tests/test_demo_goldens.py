@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import model as model_package
+from model.checkpoint.load import load
 from model.forward import Forward
-from model.load import load
 
 DEMO = Path(model_package.__file__).parent / "demo"
 GOLDENS: dict[str, Any] = json.loads((Path(__file__).parent / "goldens" / "demo_model.json").read_text())

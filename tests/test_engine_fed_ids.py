@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from driver import Driver
 
-from model.chat import RenderedPrompt
 from model.forward import Forward
-from model.tokenizer import TextTokenizer
-from server.fed_ids import adopt_fed_ids
-from server.loop import EngineLoop, LoopOptions
+from model.text.chat import RenderedPrompt
+from model.text.tokenizer import TextTokenizer
+from server.engine.fed_ids import adopt_fed_ids
+from server.engine.loop import EngineLoop, LoopOptions
 
 MakeLoop = Callable[..., EngineLoop]
 

@@ -10,8 +10,8 @@ from driver import Driver, Outcome, chat_prompt
 
 from cache.planner import longest_common_token_prefix
 from cache.ring import RingLimits
-from model.chat import RenderedPrompt
-from server.loop import EngineLoop
+from model.text.chat import RenderedPrompt
+from server.engine.loop import EngineLoop
 
 MakeLoop = Callable[..., EngineLoop]
 Message = tuple[str, list[int]]

@@ -11,11 +11,11 @@ from driver import Driver, Outcome
 from scripted import Joined, ids_of, xml_call
 from scripted_model import ScriptedForward, script
 
-from model.chat import RenderedPrompt
 from model.forward import Forward
-from model.tokenizer import TextTokenizer
+from model.text.chat import RenderedPrompt
+from model.text.tokenizer import TextTokenizer
+from server.engine.loop import EngineLoop
 from server.events import Finished, Progress, ReplyFormat
-from server.loop import EngineLoop
 
 MakeLoop = Callable[..., EngineLoop]
 Say = Callable[..., tuple[Outcome, Driver]]

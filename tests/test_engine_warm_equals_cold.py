@@ -13,9 +13,9 @@ from driver import Driver, chat_prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.chat import RenderedPrompt
 from model.state import Recurrent, State
-from server.loop import EngineLoop
+from model.text.chat import RenderedPrompt
+from server.engine.loop import EngineLoop
 
 START, END, SYSTEM, USER, ASSISTANT, OPENER = range(6)
 FIRST_WORD, N_WORDS = 6, 50

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import FakeEngine, replies, says
 from live_server import ASK, live
 
-from model.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Finished, Progress
 from server.settings import Settings
 

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, planned, says
 from live_server import Live, error_of, live
 from openai_types import check_completion
 
-from model.deltas import ContentDelta
+from model.text.deltas import ContentDelta
 from server.events import Finished, Progress, TokenLogprob
 
 

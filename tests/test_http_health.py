@@ -6,7 +6,7 @@ from cache_kit import FakeClock
 from live_server import live
 
 from server.client import EngineStats
-from server.pulse import Pulse
+from server.http.pulse import Pulse
 
 
 def stats(n_steps: int, n_running: int) -> EngineStats:

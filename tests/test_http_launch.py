@@ -9,8 +9,8 @@ import pytest
 
 from model.errors import CheckpointError
 from model.sampling import SamplingParams
+from server.http.sampling_fields import read_defaults
 from server.launch import names_of
-from server.sampling_fields import read_defaults
 from server.settings import Settings
 
 

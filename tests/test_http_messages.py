@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakeChat, fake_served
 from live_server import Live, live
 
-from server.served import Served
+from server.http.served import Served
 from server.settings import Settings
 
 USER = {"role": "user", "content": "Hi"}

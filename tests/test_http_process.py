@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.tokenizer import TextTokenizer
+from model.text.tokenizer import TextTokenizer
 from server.cli import main, parser, settings_of
 from server.settings import Settings, parse_bytes
 

@@ -11,7 +11,7 @@ from fake_engine import fake_served
 from live_server import ASK, Live, error_of, live
 
 from model.sampling import SamplingParams
-from server.schema_chat import ChatRequest
+from server.schema.chat import ChatRequest
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FakeEngine, planned, replies, says
 from live_server import ASK, Live, error_of, live
 
-from model.deltas import ContentDelta
+from model.text.deltas import ContentDelta
 from server.events import Event, Failed, Finished, GenerationRequest, Progress
 from server.settings import Settings
 

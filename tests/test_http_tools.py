@@ -11,7 +11,7 @@ from fake_engine import FakeChat, FakeEngine, fake_served, replies
 from live_server import Live, live
 from openai_types import check_chat, check_chunk
 
-from model.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Finished, Progress
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from model import batch as batch_module
 from model.batch import DecodeBatch
+from model.checkpoint.load import load
 from model.forward import Forward
-from model.load import load
 
 LENGTHS = (5, 40, 64, 3, 130)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
+from model.checkpoint.load import load
 from model.codec import StateCodec
 from model.forward import Forward
-from model.load import load
 from model.state import State
 
 

@@ -7,9 +7,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from model.elementwise import elementwise_for
-from model.linear import apply_for
-from model.softmax_attention import CpuAttention
+from model.layers.elementwise import elementwise_for
+from model.layers.linear import apply_for
+from model.layers.softmax_attention import CpuAttention
 
 MATH = elementwise_for("cpu")
 

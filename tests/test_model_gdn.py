@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from model import gdn_cuda
 from model.backend import detect
-from model.delta_rule import Chunked, DeltaRule, MetalKernel
-from model.elementwise import elementwise_for
-from model.gdn import unit_lower_inverse
+from model.layers import gdn_cuda
+from model.layers.delta_rule import Chunked, DeltaRule, MetalKernel
+from model.layers.elementwise import elementwise_for
+from model.layers.gdn import unit_lower_inverse
 
 
 @dataclass

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from model.checkpoint.hub import resolve
 from model.errors import ModelNotFoundError
-from model.hub import resolve
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

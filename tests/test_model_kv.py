@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
+from model.checkpoint.load import load
 from model.errors import CheckpointError
 from model.kv import KvLayout, KvRows, capacity_for
-from model.load import load
 
 IDS = np.load(Path(__file__).parent / "goldens" / "dense.npz")["ids"]
 

@@ -13,10 +13,10 @@ import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from model.config import read_config
+from model.checkpoint.config import read_config
+from model.checkpoint.load import load
 from model.errors import CheckpointError
 from model.forward import Forward
-from model.load import load
 
 IDS = np.arange(40, dtype=np.uint32)
 

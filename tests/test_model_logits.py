@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tiny
 
+from model.checkpoint.load import load
 from model.forward import Forward
-from model.load import load
 
 GOLDENS = Path(__file__).parent / "goldens"
 SHAPES = {"dense": tiny.DENSE, "moe": tiny.MOE}

@@ -11,8 +11,8 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.checkpoint.load import load
 from model.forward import Forward
-from model.load import load
 from model.state import Checkpoint, State
 
 IDS = np.load(Path(__file__).parent / "goldens" / "dense.npz")["ids"]

@@ -11,10 +11,10 @@ from chatml import DATED, KEEPS_THOUGHTS, STRIPS_THOUGHTS, call, chat_with, shar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.chat import ChatFormat, RenderedPrompt
 from model.errors import CheckpointError, InputError
-from model.guard import STAND_INS
-from model.tokenizer import TextTokenizer
+from model.text.chat import ChatFormat, RenderedPrompt
+from model.text.guard import STAND_INS
+from model.text.tokenizer import TextTokenizer
 
 TEMPLATES = [None, STRIPS_THOUGHTS, KEEPS_THOUGHTS]
 OPENER_ID = tokenizer_with().controls["<|im_start|>"].id

@@ -12,12 +12,12 @@ import pytest
 from chatml import tokenizer_with, tool
 from scripted import ids_of, read, xml_call
 
-from model.arguments import fits
-from model.callgrammar import call_grammar
 from model.errors import InputError
-from model.grammar import GrammarTable, json_schema
-from model.reply import ReplyReader, close_thought_ids
-from server.constraint import Constraint
+from model.text.arguments import fits
+from model.text.callgrammar import call_grammar
+from model.text.grammar import GrammarTable, json_schema
+from model.text.reply import ReplyReader, close_thought_ids
+from server.engine.constraint import Constraint
 
 VOCAB = 4200  # more rows than tokens, as in padded vocabularies
 PERSON = {

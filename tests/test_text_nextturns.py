@@ -10,8 +10,8 @@ from chatml import DATED, KEEPS_THOUGHTS, STRIPS_THOUGHTS, call, chat_with, shar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.chat import RenderedPrompt
-from model.nextturns import tail_of
+from model.text.chat import RenderedPrompt
+from model.text.nextturns import tail_of
 
 TEMPLATES = [None, STRIPS_THOUGHTS, KEEPS_THOUGHTS, DATED]
 USER = {"role": "user", "content": "hi"}

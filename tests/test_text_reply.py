@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Joined, byte_ids, ids_of, read, xml_call
 
-from model.deltas import ContentDelta, ReasoningDelta
-from model.reply import ReplyReader, close_thought_ids
+from model.text.deltas import ContentDelta, ReasoningDelta
+from model.text.reply import ReplyReader, close_thought_ids
 
 TOOLS = [tool("f", a={"type": "string"}, n={"type": "integer"}), tool("g")]
 STOPS = [(), ("own fox",), ("\nUser:", "Us"), ("ab", "abc"), ("</tool_call>", "é")]

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from model.borders import BORDERS, MAX_PIECE_CHARS, cut
-from model.detokenizer import Detokenizer
 from model.errors import CheckpointError
-from model.memo import IdsMemo
-from model.tokenizer import TextTokenizer
+from model.text.borders import BORDERS, MAX_PIECE_CHARS, cut
+from model.text.detokenizer import Detokenizer
+from model.text.memo import IdsMemo
+from model.text.tokenizer import TextTokenizer
 
 CONTROLS = tuple(tokenizer_with().controls)
 # Characters that normalisers and pre-tokenisers treat apart, pieces of control strings among them.

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Joined, byte_ids, ids_of, read, xml_call
 
-from model.arguments import ALL_KINDS, fits, parameter_kinds, to_json
-from model.deltas import ContentDelta, ToolCallArguments
-from model.reply import ReplyReader
-from model.toolcalls import new_call_id
+from model.text.arguments import ALL_KINDS, fits, parameter_kinds, to_json
+from model.text.deltas import ContentDelta, ToolCallArguments
+from model.text.reply import ReplyReader
+from model.text.toolcalls import new_call_id
 
 TOOLS = [
     tool("f", a={"type": "string"}, n={"type": "integer"}, o={"type": "object"}),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.answer import Answer
-from server.arrival import receive
-from server.chat_reply import ChatEncoder
-from server.chat_request import compose_chat
-from server.gateway import Gateway
-from server.openapi import errors, streams, takes
-from server.schema_chat import ChatRequest
-from server.schema_replies import ChatCompletion, ChatCompletionChunk
+from server.http.answer import Answer
+from server.http.arrival import receive
+from server.http.chat_reply import ChatEncoder
+from server.http.chat_request import compose_chat
+from server.http.gateway import Gateway
+from server.http.openapi import errors, streams, takes
+from server.schema.chat import ChatRequest
+from server.schema.replies import ChatCompletion, ChatCompletionChunk
 
 
 def router(gateway: Gateway) -> APIRouter:

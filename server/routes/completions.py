@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.answer import Answer
-from server.arrival import receive
-from server.completion_reply import CompletionEncoder
-from server.completion_request import compose_completion
-from server.gateway import Gateway
-from server.openapi import errors, streams, takes
-from server.schema_completions import CompletionRequest
-from server.schema_replies import Completion
+from server.http.answer import Answer
+from server.http.arrival import receive
+from server.http.completion_reply import CompletionEncoder
+from server.http.completion_request import compose_completion
+from server.http.gateway import Gateway
+from server.http.openapi import errors, streams, takes
+from server.schema.completions import CompletionRequest
+from server.schema.replies import Completion
 
 
 def router(gateway: Gateway) -> APIRouter:

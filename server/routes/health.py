@@ -8,8 +8,8 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
-from server.gateway import Gateway
-from server.pulse import Pulse
+from server.http.gateway import Gateway
+from server.http.pulse import Pulse
 
 
 class HealthBody(TypedDict):

@@ -7,10 +7,10 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.auth import authenticate
-from server.gateway import Gateway
-from server.metrics import figures_of
-from server.openapi import errors
+from server.http.auth import authenticate
+from server.http.gateway import Gateway
+from server.http.metrics import figures_of
+from server.http.openapi import errors
 
 
 def router(gateway: Gateway) -> APIRouter:

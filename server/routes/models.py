@@ -7,10 +7,10 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
-from server.auth import authenticate
-from server.gateway import Gateway
-from server.openapi import errors
-from server.served import Served
+from server.http.auth import authenticate
+from server.http.gateway import Gateway
+from server.http.openapi import errors
+from server.http.served import Served
 
 
 class ModelBody(TypedDict):

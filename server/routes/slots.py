@@ -11,13 +11,13 @@ from cache.planner import CrossTurnSlotId
 from cache.slots import EntryInfo, SlotInfo
 from cache.store import Store
 from model.errors import InputError
-from server.auth import authenticate
-from server.body import read_json_body
 from server.errors import NotFoundError
-from server.gateway import Gateway
-from server.openapi import errors, takes
-from server.schema import parse
-from server.schema_slots import EntryBody, ForkRequest, SlotBody, SlotDeleted, SlotForked, SlotList
+from server.http.auth import authenticate
+from server.http.body import read_json_body
+from server.http.gateway import Gateway
+from server.http.openapi import errors, takes
+from server.schema.base import parse
+from server.schema.slots import EntryBody, ForkRequest, SlotBody, SlotDeleted, SlotForked, SlotList
 
 
 def router(gateway: Gateway) -> APIRouter:

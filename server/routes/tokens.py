@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
 from model.errors import InputError
-from server.auth import authenticate
-from server.body import read_json_body
-from server.gateway import Gateway
-from server.openapi import errors, takes
-from server.schema import parse
-from server.schema_tokens import DetokenizeRequest, TokenizeRequest
-from server.served import Served
+from server.http.auth import authenticate
+from server.http.body import read_json_body
+from server.http.gateway import Gateway
+from server.http.openapi import errors, takes
+from server.http.served import Served
+from server.schema.base import parse
+from server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 
 class TokensBody(TypedDict):

@@ -1,0 +1,1 @@
+"""The layers of the network, and what each device computes them with."""

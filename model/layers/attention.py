@@ -1,0 +1,94 @@
+"""One full-attention layer: gated output, q and k norms, partial rotary positions, grouped queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from model.checkpoint.config import ModelConfig
+from model.device import Device
+from model.kv import KvRows
+from model.layers.projection import Projection
+from model.layers.softmax_attention import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroup:
+    """Sequences of a batch that stand in common, left-padded buffers.
+
+    Attributes:
+        members: [b] rows of the batch that are these sequences, in the buffers' order.
+        kv: one for each full-attention layer; they grow by the step.
+        offset: the sequences' positions, one for all or [b].
+        mask: [b, 1, 1, length] after the step, True where a column is no padding; None if there is none.
+    """
+
+    members: mx.array
+    kv: Sequence[KvRows]
+    offset: int | mx.array
+    mask: mx.array | None
+
+
+class Attention:
+    """Reads weights from ``block`` (mlx-lm's modules); the rows live with the caller."""
+
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
+        self._block = block
+        self._device = device
+        self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"], device.apply)
+        self._n_heads = config.n_heads
+        self._n_kv_heads = config.n_kv_heads
+        self._scale = config.head_dim**-0.5
+
+    def prefill(self, x: mx.array, rows: KvRows) -> mx.array:
+        """Append T tokens [1, T, H] to one sequence and attend over everything; returns [1, T, H]."""
+        q, k, v, gate = self._project(x)
+        mask: Mask = "causal" if x.shape[1] > 1 else None
+        return self._mix(self._over(q, k, v, rows, rows.length, mask), gate)
+
+    def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
+        """Append one token to each of B sequences and attend over everything.
+
+        Args:
+            x: [B, 1, H].
+            groups: the sequences that share padded buffers; together they are all B.
+            layer: which of the groups' rows belong to this layer.
+
+        Returns:
+            [B, 1, H].
+        """
+        q, k, v, gate = self._project(x)
+        if len(groups) == 1:
+            group = groups[0]
+            return self._mix(self._over(q, k, v, group.kv[layer], group.offset, group.mask), gate)
+        outs = []
+        for group in groups:
+            at = group.members
+            outs.append(self._over(q[at], k[at], v[at], group.kv[layer], group.offset, group.mask))
+        order = mx.argsort(mx.concatenate([group.members for group in groups]))
+        return self._mix(mx.concatenate(outs)[order], gate)
+
+    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""
+        n_seqs, n_tokens, _ = x.shape
+        q, k, v = self._inputs(x)
+        q, gate = mx.split(q.reshape(n_seqs, n_tokens, self._n_heads, -1), 2, axis=-1)
+        k, v = (side.reshape(n_seqs, n_tokens, self._n_kv_heads, -1) for side in (k, v))
+        return self._block.q_norm(q), self._block.k_norm(k), v, gate
+
+    def _over(
+        self, q: mx.array, k: mx.array, v: mx.array, rows: KvRows, offset: int | mx.array, mask: Mask
+    ) -> mx.array:
+        """Turn q and k to their positions, append, attend: [B, T, Hq, D]."""
+        q, k, v = (side.transpose(0, 2, 1, 3) for side in (q, k, v))
+        keys, values = rows.append(self._block.rope(k, offset=offset), v)
+        out = self._device.attend(self._block.rope(q, offset=offset), keys, values, self._scale, mask)
+        return out.transpose(0, 2, 1, 3)
+
+    def _mix(self, out: mx.array, gate: mx.array) -> mx.array:
+        """Gate the heads' outputs [B, T, Hq, D] and project them to [B, T, H]."""
+        gated = (out * self._device.math.sigmoid(gate)).reshape(*out.shape[:2], -1)
+        return self._device.apply(self._block.o_proj, gated)

@@ -1,0 +1,125 @@
+"""One GDN layer: projections, short convolution, delta rule, gated norm, output projection.
+
+The modules are mlx-lm's (plain, quantised or with LoRA); how they are put together is ours, so that
+the state is explicit and can be had from any position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from model.checkpoint.config import ModelConfig
+from model.device import Device
+from model.layers import gdn_cuda
+from model.layers.projection import Projection
+from model.state import Recurrent
+
+_NORM_EPS = 1e-6  # on the sum of squares of a query or a key
+
+
+class LinearAttention:
+    """Reads weights from ``block``; holds nothing of any sequence."""
+
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
+        self._block = block
+        self._config = config
+        self._device = device
+        self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], device.apply)
+        # One factor for each head of [q | k]: Dk^-1 takes the sum back to the mean and scales q.
+        scale = [1.0 / config.key_head_dim] * config.n_key_heads
+        scale += [config.key_head_dim**-0.5] * config.n_key_heads
+        # In float32: bfloat16 would round Dk^-1/2, and so every key's length, by the same 0.2 %.
+        self._key_scale = mx.array(scale, mx.float32)[:, None]
+        self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
+        self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
+        self._step_weights: gdn_cuda.StepWeights | None = None
+        if device.fuses_steps:
+            eps = mx.array([block.norm.eps], mx.float32)
+            self._step_weights = gdn_cuda.StepWeights(
+                self._taps, self._decay_rate, block.dt_bias, block.norm.weight, eps
+            )
+
+    def prefill(
+        self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        """Feed T tokens of one sequence.
+
+        Args:
+            x: [1, T, H].
+            capture_at: token counts in 1..T after which the state is wanted, ascending.
+
+        Returns:
+            Outputs [1, T, H], the state after T tokens, the states asked for.
+        """
+        n_tokens, n_kept = x.shape[1], self._config.conv_kernel - 1
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
+        q, k, v = self._heads(self._convolve(rows, n_tokens))
+        log_decay, beta = self._gates(a, b)
+        out, matrix, captured = self._device.rule.many(
+            q[0], k[0], v[0], log_decay[0], beta[0], past.matrix[0], capture_at
+        )
+        states = [
+            Recurrent(rows[:, end : end + n_kept], m[None]).detached()
+            for end, m in zip([*capture_at, n_tokens], [*captured, matrix], strict=True)
+        ]
+        return self._project(out[None], z), states[-1], states[:-1]
+
+    def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
+        """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""
+        if self._step_weights is not None:
+            return self._fused_step(x, past, self._step_weights)
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
+        q, k, v = self._heads(self._device.math.silu((rows * self._taps).sum(axis=1, keepdims=True)))
+        log_decay, beta = self._gates(a, b)
+        out, matrix = self._device.rule.one(
+            q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix
+        )
+        return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
+
+    def _fused_step(
+        self, x: mx.array, past: Recurrent, weights: gdn_cuda.StepWeights
+    ) -> tuple[mx.array, Recurrent]:
+        """The same in one kernel between the projections."""
+        rows = self._inputs.joined(x)[:, 0]
+        mixed, window, matrix = gdn_cuda.step(rows, past.window, past.matrix, weights)
+        out = self._device.apply(self._block.out_proj, mixed[:, None])
+        return out, Recurrent(window, matrix)
+
+    def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
+        """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""
+        total = rows[:, :n_tokens] * self._taps[0]
+        for tap in range(1, self._config.conv_kernel):
+            total = total + rows[:, tap : tap + n_tokens] * self._taps[tap]
+        return self._device.math.silu(total)
+
+    def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """[B, T, C] to q, k [B, T, Hk, Dk], float32, normalised, q scaled; and v [B, T, Hv, Dv]."""
+        c = self._config
+        keys, values = mx.split(rows, [2 * c.n_key_heads * c.key_head_dim], axis=-1)
+        keys = keys.reshape(*keys.shape[:2], 2 * c.n_key_heads, c.key_head_dim)
+        # rms_norm divides by the root of the mean, an L2 norm by the root of the sum.
+        normed = mx.fast.rms_norm(keys, None, _NORM_EPS / c.key_head_dim) * self._key_scale
+        q, k = mx.split(normed, 2, axis=2)
+        return q, k, values.reshape(*values.shape[:2], c.n_value_heads, c.value_head_dim)
+
+    def _gates(self, a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
+        """The log decay and the writing strength, both [B, T, Hv] in float32."""
+        return _gates(a, b, self._block.dt_bias, self._decay_rate)
+
+    def _project(self, out: mx.array, z: mx.array) -> mx.array:
+        """Gated norm per head and the output projection: [B, T, Hv, Dv] to [B, T, H]."""
+        gate = self._device.math.silu(z.astype(mx.float32))
+        weight = self._block.norm.weight
+        normed = mx.fast.rms_norm(out.astype(mx.float32), weight.astype(mx.float32), self._block.norm.eps)
+        mixed = (gate * normed.reshape(gate.shape)).astype(z.dtype)
+        return self._device.apply(self._block.out_proj, mixed)
+
+
+@mx.compile
+def _gates(a: mx.array, b: mx.array, dt_bias: mx.array, rate: mx.array) -> tuple[mx.array, mx.array]:
+    return rate * mx.logaddexp(a.astype(mx.float32) + dt_bias, 0.0), mx.sigmoid(b.astype(mx.float32))

@@ -1,0 +1,70 @@
+"""Linear layers that read the same input, run as one product where their weights can be joined.
+
+One product in the place of four is what decoding needs: there a launch costs more than its arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import accumulate
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from model.layers.linear import Apply
+
+
+class Projection:
+    """``names`` of ``block``, applied to one input.
+
+    Plain layers of one dtype are joined, and so are quantised layers of one format; the parts are then
+    taken out of ``block``, so that no weight is held twice. Anything else (LoRA, mixed formats) is
+    called one by one.
+    """
+
+    def __init__(self, block: nn.Module, names: Sequence[str], apply: Apply) -> None:
+        self._apply = apply
+        layers = [block[name] for name in names]
+        self._layers = [_joined(layers)] if _can_join(layers) else layers
+        self._splits: list[int] = []
+        if len(self._layers) < len(layers):
+            widths = [int(layer.weight.shape[0]) for layer in layers]
+            self._splits = list(accumulate(widths))[:-1]
+            for name in names:
+                block.pop(name)
+            block["_".join(names)] = self._layers[0]
+
+    def __call__(self, x: mx.array) -> list[mx.array]:
+        """[..., H] to one array [..., width] for each name, in order."""
+        if self._splits:
+            return list(mx.split(self.joined(x), self._splits, axis=-1))
+        return [self._apply(layer, x) for layer in self._layers]
+
+    def joined(self, x: mx.array) -> mx.array:
+        """[..., H] to the arrays of all names side by side, [..., total width]."""
+        parts = [self._apply(layer, x) for layer in self._layers]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
+def _can_join(layers: Sequence[nn.Module]) -> bool:
+    first = layers[0]
+    if len(layers) == 1 or any(type(layer) is not type(first) or "bias" in layer for layer in layers):
+        return False
+    if type(first) is nn.Linear:
+        return len({layer.weight.dtype for layer in layers}) == 1
+    if type(first) is nn.QuantizedLinear:
+        formats = {(layer.group_size, layer.bits, layer.mode, layer.scales.dtype) for layer in layers}
+        return len(formats) == 1 and not any(layer.get("global_scale") is not None for layer in layers)
+    return False
+
+
+def _joined(layers: Sequence[nn.Module]) -> nn.Module:
+    """The first layer's kind with the rows of all; evaluated, so that the parts can go."""
+    first = layers[0]
+    whole = copy.copy(first)  # keeps the format of a quantised layer
+    for name in ("weight", "scales", "biases"):
+        if first.get(name) is not None:
+            whole[name] = mx.concatenate([layer[name] for layer in layers], axis=0)
+    mx.eval(whole.parameters())
+    return whole

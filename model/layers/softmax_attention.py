@@ -1,0 +1,89 @@
+"""Scaled dot-product attention: MLX's fused kernel on a GPU, our own blocks on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import mlx.core as mx
+
+from model.backend import BackendKind
+from model.layers.elementwise import Elementwise
+
+Mask = mx.array | Literal["causal"] | None
+# q [B, H, T, D], k and v [B, Hkv, S, D], scale, mask to [B, H, T, D]
+Attend = Callable[[mx.array, mx.array, mx.array, float, Mask], mx.array]
+
+Pairwise = Callable[[mx.array, mx.array], mx.array]
+Reduction = Callable[..., mx.array]
+
+# Query rows whose scores are in memory at once: many enough for the products, few enough for the caches.
+_MOST_ROWS, _FEWEST_ROWS = 128, 8
+_BLOCK_SCORES = 1 << 20
+_HALVED = 512  # columns from which on halving pays
+
+
+def attend_for(kind: BackendKind, math: Elementwise) -> Attend:
+    """The implementation for a device."""
+    return CpuAttention(math) if kind == "cpu" else _fused
+
+
+def _fused(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+
+
+class CpuAttention:
+    """Blocks of queries against all the keys they may see, with the vectorised exponential.
+
+    MLX's own CPU path computes every score of the square, then half of them are masked, and spends
+    most of its time in the exponential.
+    """
+
+    def __init__(self, math: Elementwise) -> None:
+        self._math = math
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
+        n_seqs, n_heads, n_queries, dim = q.shape
+        n_kv_heads, n_keys = k.shape[1], k.shape[2]
+        # The heads that share keys stand below each other: one product for all of them.
+        q = (q * scale).reshape(n_seqs, n_kv_heads, n_heads // n_kv_heads, n_queries, dim)
+        past = n_keys - n_queries
+        n_rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BLOCK_SCORES // (n_seqs * n_heads * n_keys)))
+        outs = []
+        for start in range(0, n_queries, n_rows):
+            end = min(start + n_rows, n_queries)
+            seen = past + end if mask == "causal" else n_keys
+            block = q[:, :, :, start:end].reshape(n_seqs, n_kv_heads, -1, dim)
+            scores = block @ k[:, :, :seen].swapaxes(-1, -2)  # [B, Hkv, G * t, S]
+            grouped = scores.reshape(n_seqs, n_kv_heads, -1, end - start, seen)
+            if isinstance(mask, mx.array):
+                grouped = mx.where(mask[:, :, None], grouped, -mx.inf)
+            elif mask == "causal" and end - start > 1:
+                grouped = grouped + _future(end - start, seen)
+            weights = self._math.exp(grouped - _over_last(mx.maximum, mx.max, grouped))
+            total = _over_last(mx.add, mx.sum, weights)
+            out = (weights.reshape(scores.shape) @ v[:, :, :seen]).reshape(*grouped.shape[:-1], dim)
+            outs.append(out / total)
+        joined = mx.concatenate(outs, axis=3) if len(outs) > 1 else outs[0]
+        return joined.reshape(n_seqs, n_heads, n_queries, dim)
+
+
+def _over_last(pairwise: Pairwise, reduce: Reduction, x: mx.array) -> mx.array:
+    """``reduce`` over the last axis, kept as 1; halves are laid together first.
+
+    MLX's CPU reductions go one by one along a row (0.5 ns an element); operations on two arrays run over
+    whole vectors.
+    """
+    rest = []
+    while x.shape[-1] >= _HALVED:
+        half = x.shape[-1] // 2
+        if x.shape[-1] % 2:
+            rest.append(x[..., -1:])
+        x = pairwise(x[..., :half], x[..., half : 2 * half])
+    return reduce(mx.concatenate([x, *rest], axis=-1) if rest else x, axis=-1, keepdims=True)
+
+
+def _future(n_queries: int, n_keys: int) -> mx.array:
+    """[t, S] with a large negative number where a key comes after the query, the last query seeing all."""
+    square = mx.triu(mx.full((n_queries, n_queries), -1e9), 1)
+    return mx.pad(square, [(0, 0), (n_keys - n_queries, 0)])

@@ -1,0 +1,1 @@
+"""Text: from conversations to token ids, and from token ids to replies."""

@@ -1,0 +1,116 @@
+"""Rendered text to ids, a message at a time, remembering what was encoded before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.text.conversation import OPENER
+from model.text.guard import Guard
+from model.text.memo import IdsMemo
+from model.text.tokenizer import TextTokenizer
+
+Ids = NDArray[np.uint32]
+MIN_CHARS_CUT = 2048
+"""Shorter texts are encoded at once: half a millisecond."""
+
+
+class BlockEncoder:
+    """Encodes guarded text in blocks: what stands before the first message, then one for each message,
+    beginning with its opening control token. Blocks are what conversations share from turn to turn.
+    Of a new block, such as a system prompt with the time at its end, known paragraphs are not encoded
+    again either.
+
+    Args:
+        tokenizer: encodes what is new.
+        budget_bytes: for what is remembered.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, budget_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._blocks = IdsMemo(budget_bytes // 2)
+        self._paragraphs = IdsMemo(budget_bytes // 2)
+
+    def encode(self, texts: Sequence[str], guard: Guard, max_tokens: int | None = None) -> list[Ids]:
+        """Ids of each block of :func:`blocks_of`.
+
+        Raises:
+            TooLongError: they are more than ``max_tokens``; encoding stopped soon after so many.
+        """
+        # The same guarded text stands for other typed text under another guard.
+        memo = None if guard.attempt else self._blocks
+        ids: list[Ids] = []
+        n_tokens = 0
+        for text in texts:
+            ids.append(_recalled(memo, text, partial(self._block, guard=guard, max_tokens=max_tokens)))
+            n_tokens += len(ids[-1])
+            _check(n_tokens, max_tokens)
+        return ids
+
+    def _block(self, text: str, guard: Guard, max_tokens: int | None) -> Ids:
+        segments = self._tokenizer.split(text)
+        return joined(
+            [
+                self._tokenizer.control_ids(segment) if index % 2 else self._plain(segment, guard, max_tokens)
+                for index, segment in enumerate(segments)
+            ]
+        )
+
+    def _plain(self, segment: str, guard: Guard, max_tokens: int | None) -> Ids:
+        def encode(text: str) -> Ids:
+            return self._tokenizer.encode_text(guard.restore(text))
+
+        if len(segment) < MIN_CHARS_CUT:
+            return encode(segment)
+        memo = None if guard.attempt else self._paragraphs
+        parts: list[Ids] = []
+        n_tokens = 0
+        for paragraph in self._tokenizer.pieces(segment):
+            parts.append(_recalled(memo, paragraph, encode))
+            n_tokens += len(parts[-1])
+            _check(n_tokens, max_tokens)
+        return joined(parts)
+
+
+class TooLongError(Exception):
+    """The text has at least ``n_tokens`` tokens, which is too many. Never leaves ``model/text/chat.py``."""
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__(n_tokens)
+        self.n_tokens = n_tokens
+
+
+def _check(n_tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and n_tokens > max_tokens:
+        raise TooLongError(n_tokens)
+
+
+def _recalled(memo: IdsMemo | None, text: str, make: Callable[[str], Ids]) -> Ids:
+    known = memo.get(text) if memo is not None else None
+    if known is None:
+        known = make(text)
+        known.flags.writeable = False
+        if memo is not None:
+            memo.put(text, known)
+    return known
+
+
+def blocks_of(text: str) -> list[str]:
+    """Rendered text cut before every opening of a message. Joined they are the text."""
+    before, *messages = text.split(OPENER)
+    return [before, *(OPENER + message for message in messages)]
+
+
+def joined(parts: Sequence[Ids]) -> Ids:
+    """One array of all ``parts``, in order."""
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+
+
+def n_common(one: Ids, other: Ids) -> int:
+    """How many ids the two begin with in common."""
+    n = min(len(one), len(other))
+    differs = np.flatnonzero(one[:n] != other[:n])
+    return int(differs[0]) if len(differs) else n

@@ -1,0 +1,207 @@
+"""Reads a reply's tokens as they are sampled: text, thought, content, calls, stop strings.
+
+::
+
+    token -> Detokenizer -> ThoughtReader -> thought -> ThoughtCallReader -> ReasoningDelta
+                                          -> content -> ToolCallReader    -> ToolCallStart, -Arguments
+                                                                          -> StopReader -> ContentDelta
+
+Every stage holds back only what may still mean something else, and is flushed through the later ones.
+Streamed or read whole, the joined deltas are the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
+from model.text.detokenizer import Detokenizer
+from model.text.pieces import Piece
+from model.text.stops import StopReader
+from model.text.thinking import ThoughtReader
+from model.text.thoughtcalls import ThoughtCallReader
+from model.text.tokenizer import TextTokenizer
+from model.text.toolcalls import ToolCallReader, schemas_by_name
+
+
+class ReplyReader:
+    """One reply.
+
+    Args:
+        tokenizer: turns ids into bytes.
+        opens_thought: the prompt's tail left a thought open.
+        tools: the request's tools; None (or none) reads no calls.
+        stops: stop strings, matched in visible content only: not in a thought, not inside a call.
+        may_think: False reads all text as content (plain completions).
+
+    Attributes:
+        n_tokens: tokens pushed.
+        n_reasoning_tokens: those of the thought, its closing tag included.
+        content_ids: the ids pushed since the thought ended; all of them where there was none.
+        stopped: a stop string was matched; nothing more comes out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        opens_thought: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stops: tuple[str, ...] = (),
+        may_think: bool = True,
+    ) -> None:
+        schemas = schemas_by_name(tools or ())
+        self._text = Detokenizer(tokenizer)
+        self._thought = ThoughtReader(opens_thought=opens_thought, may_think=may_think)
+        self._thought_calls = ThoughtCallReader(schemas) if schemas else None
+        self._calls = ToolCallReader(schemas) if schemas else None
+        self._stops = StopReader(stops)
+        self._n_chars = 0
+        self._token_starts: list[int] = []
+        self._content_ranges: list[tuple[int, int]] = []
+        self._n_told = 0
+        self.n_reasoning_tokens = 0
+        self.content_ids: list[int] = []
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._token_starts)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.cut_at is not None
+
+    @property
+    def in_thought(self) -> bool:
+        """The reply so far ends inside a thought."""
+        return self._thought.in_thought
+
+    @property
+    def in_call(self) -> bool:
+        """The reply so far ends inside a call that is being delivered: ended here, it is a broken one."""
+        return self._calls is not None and self._calls.in_call
+
+    @property
+    def n_calls(self) -> int:
+        """Calls delivered whole."""
+        readers = (self._calls, self._thought_calls)
+        return sum(reader.n_complete for reader in readers if reader is not None)
+
+    @property
+    def called_tools(self) -> bool:
+        """At least one call was delivered whole."""
+        return self.n_calls > 0
+
+    @property
+    def cut_token_index(self) -> int:
+        """How many tokens lie wholly before the stop string; all of them when there was none."""
+        cut_at = self._stops.cut_at
+        if cut_at is None:
+            return self.n_tokens
+        # A token without characters of its own, the first half of one, goes with the character.
+        starts = enumerate(self._token_starts)
+        whole = (i for i, start in starts if start >= cut_at or self._token_end(i) > cut_at)
+        return next(whole, self.n_tokens)
+
+    def push(self, token_id: int) -> list[Delta]:
+        """Read one token.
+
+        Returns:
+            What is now certain, in order; adjacent texts of one kind joined.
+        """
+        in_thought = self.in_thought
+        self._token_starts.append(self._n_chars)
+        deltas = _joined(self._read(self._text.push(token_id)))
+        self.n_reasoning_tokens += in_thought
+        if not in_thought:
+            self.content_ids.append(token_id)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The reply is over (end token, length or stop string): release what was held back."""
+        return _joined(self._finish())
+
+    def take_content_tokens(self) -> tuple[int, ...]:
+        """Indices of the tokens whose text has gone out as content since the last call, in order."""
+        ranges, self._content_ranges = self._content_ranges, []
+        taken: list[int] = []
+        for start, end in ranges:
+            first, last = bisect_left(self._token_starts, start), bisect_left(self._token_starts, end)
+            if first and self._token_end(first - 1) > start:
+                first -= 1  # a token that began in space before the content, or in an earlier part of it
+            taken += range(max(first, self._n_told), last)
+            self._n_told = last
+        return tuple(taken)
+
+    def _token_end(self, index: int) -> int:
+        return self._token_starts[index + 1] if index + 1 < self.n_tokens else self._n_chars
+
+    def _read(self, text: str) -> Iterator[Delta]:
+        piece = Piece(text, self._n_chars)
+        self._n_chars += len(text)
+        if text and not self.stopped:
+            for kind, part in self._thought.push(piece):
+                yield from self._reasoning(part) if kind == "reasoning" else self._content(part)
+
+    def _finish(self) -> Iterator[Delta]:
+        yield from self._read(self._text.finish())
+        if self.stopped:
+            return
+        for kind, part in self._thought.finish():
+            yield from self._reasoning(part) if kind == "reasoning" else self._content(part)
+        if self._thought_calls is not None:
+            # In content the waiting text was released before, so this concerns an open thought only.
+            for read in self._thought_calls.finish():
+                yield ReasoningDelta(read.text) if isinstance(read, Piece) else read
+        if self._calls is not None:
+            yield from self._visible(self._calls.finish())
+        yield from self._shown(self._stops.finish())
+
+    def _reasoning(self, piece: Piece) -> Iterator[Delta]:
+        pieces = self._thought_calls.push(piece) if self._thought_calls is not None else (piece,)
+        for part in pieces:
+            yield ReasoningDelta(part.text)
+
+    def _content(self, piece: Piece) -> Iterator[Delta]:
+        if self._thought_calls is not None:
+            for part in self._thought_calls.release():
+                yield ReasoningDelta(part.text)
+        yield from self._visible(self._calls.push(piece) if self._calls is not None else (piece,))
+
+    def _visible(self, reads: Iterable[Any]) -> Iterator[Delta]:
+        for read in reads:
+            if self.stopped:
+                return
+            if isinstance(read, Piece):
+                yield from self._shown(self._stops.push(read))
+            else:
+                # No stop string reaches across a call.
+                yield from self._shown(self._stops.finish())
+                yield read
+
+    def _shown(self, pieces: Iterable[Piece]) -> Iterator[Delta]:
+        for piece in pieces:
+            self._content_ranges.append((piece.start, piece.end))
+            yield ContentDelta(piece.text)
+
+
+def close_thought_ids(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """The ids that end an open thought from outside, when its budget is spent."""
+    return tuple(int(i) for i in tokenizer.encode("\n</think>\n\n"))
+
+
+def _joined(deltas: Iterable[Delta]) -> list[Delta]:
+    joined: list[Delta] = []
+    for delta in deltas:
+        last = joined[-1] if joined else None
+        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            joined[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            joined[-1] = ReasoningDelta(last.text + delta.text)
+        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            joined[-1] = ToolCallArguments(delta.index, last.json_fragment + delta.json_fragment)
+        else:
+            joined.append(delta)
+    return joined

@@ -1,0 +1,94 @@
+"""Tells a reply's thought from its content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from model.text.messages import END_THINK, THINK
+from model.text.pieces import Piece, n_begun
+
+Part = tuple[Literal["reasoning", "content"], Piece]
+
+
+class ThoughtReader:
+    """Splits raw text at ``</think>``.
+
+    The thought is trimmed on both sides, the content behind it on its left, as the template trims them
+    when the client sends them back. Content without a thought before it stays as it is. A thought that
+    never closes takes all of the text.
+
+    Args:
+        opens_thought: the prompt left a thought open; else a reply may still begin with ``<think>``.
+        may_think: False reads everything as content, tags included.
+    """
+
+    def __init__(self, *, opens_thought: bool, may_think: bool = True) -> None:
+        self._state: Literal["before", "thought", "content"] = "before" if may_think else "content"
+        self._must_think = opens_thought
+        self._drops_space = False
+        self._held = Piece("", 0)
+
+    @property
+    def in_thought(self) -> bool:
+        """The text so far ends inside a thought."""
+        return self._state == "thought" or (self._state == "before" and self._must_think)
+
+    def push(self, piece: Piece) -> Iterator[Part]:
+        """Split more text; what may still turn out to be a tag, or space at a thought's end, waits."""
+        self._held = Piece(self._held.text + piece.text, self._held.start if self._held.text else piece.start)
+        if self._state == "before":
+            self._read_opening()
+        if self._state == "thought":
+            yield from self._read_thought()
+        if self._state == "content":
+            yield from self._read_content()
+
+    def finish(self) -> Iterator[Part]:
+        """What was still waiting. Space at the end of an open thought is dropped."""
+        if self._state == "before":
+            self._state = "thought" if self._must_think else "content"
+        if self._state == "thought":
+            piece = Piece(self._held.text.rstrip(), self._held.start)
+            self._held = Piece("", piece.end)
+            if piece.text:
+                yield "reasoning", piece
+        else:
+            yield from self._read_content()
+
+    def _read_opening(self) -> None:
+        """Decide whether the reply begins with a thought once its first characters tell."""
+        text = self._held.text.lstrip()
+        if text.startswith(THINK):
+            n_chars = self._held.text.index(THINK) + len(THINK)
+            self._held = self._held.cut(n_chars)[1]
+            self._state = "thought"
+        elif not THINK.startswith(text):
+            self._state = "thought" if self._must_think else "content"
+        if self._state == "thought":
+            self._drops_space = True
+
+    def _read_thought(self) -> Iterator[Part]:
+        self._drop_space()
+        before, tag, _ = self._held.text.partition(END_THINK)
+        if tag:
+            n_chars, rest = len(before.rstrip()), len(before) + len(tag)
+            self._state, self._drops_space = "content", True
+        else:
+            begun = n_begun(before, [END_THINK])
+            n_chars = rest = len(before[: len(before) - begun].rstrip())
+        if n_chars:
+            yield "reasoning", self._held.cut(n_chars)[0]
+        self._held = self._held.cut(rest)[1]
+
+    def _read_content(self) -> Iterator[Part]:
+        self._drop_space()
+        piece, self._held = self._held, Piece("", self._held.end)
+        if piece.text:
+            yield "content", piece
+
+    def _drop_space(self) -> None:
+        if self._drops_space:
+            text = self._held.text
+            self._held = self._held.cut(len(text) - len(text.lstrip()))[1]
+            self._drops_space = not self._held.text

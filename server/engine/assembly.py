@@ -1,0 +1,154 @@
+"""From options to a loop that is ready: loads the model and sizes the memory around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from cache.disk import DiskTier
+from cache.files import claim
+from cache.planner import AdapterId, CrossTurnPrefixMetadata
+from cache.ring import RingLimits
+from cache.store import Store
+from model.backend import Backend, detect
+from model.checkpoint.load import load
+from model.codec import StateCodec
+from model.errors import ModelError
+from model.forward import Forward
+from model.text.grammar import GrammarTable
+from model.text.tokenizer import TextTokenizer
+from server.client import ModelInfo
+from server.engine.loop import EngineLoop, LoopOptions
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine loads and how much it may hold.
+
+    Attributes:
+        model_path: folder of the checkpoint.
+        adapter_path: folder of a LoRA adapter made by mlx-lm, or None.
+        kv_bits: 8 or 4 to store keys and values in so many bits, or None.
+        context_length: tokens of a prompt and its reply together; None for the model's own limit.
+        memory_budget: bytes for retained conversations; None for what the machine allows.
+        cache_dir: a folder that keeps conversations across restarts, or None.
+        cache_dir_bytes: what that folder may hold.
+        ring: how many checkpoints an entry keeps.
+        shares_prefixes: whether slots of one tenant may copy a common system prefix from each other.
+        loop: how much is taken on at once.
+    """
+
+    model_path: Path
+    adapter_path: Path | None = None
+    kv_bits: int | None = None
+    context_length: int | None = None
+    memory_budget: int | None = None
+    cache_dir: Path | None = None
+    cache_dir_bytes: int = 16 * 2**30
+    ring: RingLimits = field(default_factory=RingLimits)
+    shares_prefixes: bool = True
+    loop: LoopOptions = field(default_factory=LoopOptions)
+
+
+def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLoop, ModelInfo]:
+    """Load the model and put a loop around it. Runs on the thread that will run the loop.
+
+    Raises:
+        ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
+    """
+    in_use = None if options.cache_dir is None else _claim(options.cache_dir)  # before anything is loaded
+    backend = detect()
+    forward = load(options.model_path, adapter_path=options.adapter_path, kv_bits=options.kv_bits)
+    forward.warm_up()
+    context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
+    budget_bytes = options.memory_budget or default_budget(backend, forward)
+    known = metadata(forward, tokenizer, context_length)
+    store = Store(
+        known,
+        budget_bytes=budget_bytes,
+        ring_limits=options.ring,
+        share_prefixes=options.shares_prefixes,
+        clock=time.monotonic,
+        new_state=forward.new_state,
+        disk=None if in_use is None else disk_tier(options, known, forward, in_use),
+    )
+    loop = EngineLoop(
+        forward,
+        tokenizer,
+        store,
+        stop_ids=frozenset(forward.config.eos_token_ids) | frozenset(tokenizer.eos_ids),
+        options=options.loop,
+        grammars=_in_background(partial(GrammarTable, tokenizer, forward.config.vocab_size)),
+    )
+    info = ModelInfo(
+        name=options.model_path.name,
+        context_length=context_length,
+        device=backend.name,
+        budget_bytes=budget_bytes,
+        vocab_size=forward.config.vocab_size,
+    )
+    return loop, info
+
+
+def default_budget(backend: Backend, forward: Forward) -> int:
+    """Bytes for retained conversations: of what the machine can give, less the weights, three
+    quarters; the rest is for activations and for whatever else runs there."""
+    return max((backend.n_memory_bytes - forward.n_weight_bytes) * 3 // 4, _LEAST_BUDGET)
+
+
+def disk_tier(
+    options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward, in_use: IO[str]
+) -> DiskTier:
+    """What keeps conversations across restarts in the folder that ``in_use`` claims."""
+    assert options.cache_dir is not None
+    return DiskTier(
+        options.cache_dir,
+        in_use=in_use,
+        max_bytes=options.cache_dir_bytes,
+        metadata=metadata,
+        codec=StateCodec(forward.new_state),
+        clock=time.time,
+    )
+
+
+def _claim(folder: Path) -> IO[str]:
+    try:
+        return claim(folder)
+    except BlockingIOError as error:
+        raise ModelError(f"the cache folder {folder} is in use by another server") from error
+    except OSError as error:
+        raise ModelError(f"the cache folder {folder} cannot be used: {error}") from error
+
+
+def _in_background(make: Callable[[], GrammarTable]) -> Callable[[], GrammarTable]:
+    """Begin to make what takes a second or two for a large vocabulary, so that the first request with
+    a grammar does not hold up the replies beside it; the result waits for it."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+    future = executor.submit(make)
+    executor.shutdown(wait=False)
+    return future.result
+
+
+def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) -> CrossTurnPrefixMetadata:
+    """All that must agree before a remembered state may be used."""
+    config, fingerprint = forward.config, forward.fingerprint
+    return CrossTurnPrefixMetadata(
+        model_fingerprint=fingerprint.model,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        adapter_id=AdapterId(fingerprint.adapter),
+        vocab_size=config.vocab_size,
+        max_cache_len=context_length,
+        kv_dtype=f"q{fingerprint.kv_bits}" if fingerprint.kv_bits else fingerprint.dtype,
+        rope_theta=config.rope_theta,
+        partial_rotary_factor=config.partial_rotary_factor,
+        layer_types=config.layer_types,
+        chat_template_version=tokenizer.template_fingerprint,
+    )
+
+
+_LEAST_BUDGET = 64 * 2**20

@@ -1,0 +1,197 @@
+"""The replies that are being written together: one token for each of them at every step.
+
+The order inside a step is what makes it fast. The model's next pass is launched with the tokens
+just sampled, still unread, and only then are those tokens read, parsed and sent: text is handled
+while the device computes. So when a reply turns out to be over, its last token has been fed: the
+state of a finished reply stands for all of its tokens, the stop token included.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import cast
+
+import mlx.core as mx
+
+from cache.boundaries import due_while_decoding
+from model.batch import DecodeBatch
+from model.forward import Forward
+from model.logprobs import Logprobs, logprobs_of
+from model.sampling import sample_rows
+from model.state import Checkpoint, State
+from server.engine.sequence import Reply
+from server.events import Finished, FinishReason, Progress, TokenLogprob
+
+
+class _Row:
+    """Answers for a state that stands in the batch (``cache.entry.LentState``)."""
+
+    def __init__(self, batch: DecodeBatch, key: int) -> None:
+        self._batch = batch
+        self._key = key
+
+    @property
+    def n_bytes(self) -> int:
+        return self._batch.n_bytes_of(self._key)
+
+    def fork(self, checkpoint: Checkpoint) -> State:
+        return self._batch.fork(self._key, checkpoint)
+
+
+class Decoder:
+    """Owns the decode batch and the tokens that are sampled but not yet fed.
+
+    Args:
+        forward: the model.
+        stop_ids: token ids that end a reply.
+    """
+
+    def __init__(self, forward: Forward, stop_ids: frozenset[int]) -> None:
+        self._stop_ids = stop_ids
+        self._forward = forward
+        self._batch = forward.new_batch()
+        self._replies: dict[int, Reply] = {}  # by batch key
+        self._sampled: mx.array | None = None  # [B] uint32, one for each row, not yet fed
+        self._logprobs: dict[int, Logprobs] = {}  # by batch key, of the tokens in _sampled
+        self._keys = count()
+
+    @property
+    def replies(self) -> tuple[Reply, ...]:
+        return tuple(self._replies.values())
+
+    def join(self, reply: Reply, logits: mx.array) -> None:
+        """Begin writing ``reply`` from its prompt's last ``logits``, [V]."""
+        key = next(self._keys)
+        token = reply.sampler(logits, reply.mask(logits.shape[0]))
+        if reply.request.top_logprobs is not None:
+            self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
+        token = token.reshape(1)
+        self._batch.join(key, cast(State, reply.running.lend(_Row(self._batch, key))))
+        self._replies[key] = reply
+        self._sampled = token if self._sampled is None else mx.concatenate([self._sampled, token])
+
+    def step(self) -> list[Reply]:
+        """Feed the sampled tokens, sample the next ones, read the former.
+
+        Returns:
+            the replies that are over; they have left the batch with their states.
+        """
+        assert self._sampled is not None
+        fed, fed_logprobs = self._sampled, self._logprobs
+        for key, reply in self._replies.items():
+            self._remember(key, reply)
+        logits = self._batch.step(fed)  # [B, V]
+        if any(reply.constraint is not None for reply in self._replies.values()):
+            # A constraint must have seen the token just fed before it can judge the next one.
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            self._read(fed, fed_logprobs)
+            self._sample(logits)
+        else:
+            self._sample(logits)
+            self._read(fed, fed_logprobs)
+        return [self.leave(reply) for reply in self.replies if reply.is_over]
+
+    def leave(self, reply: Reply) -> Reply:
+        """Take a reply out of the batch, its state back in its entry, cut where a stop string cut it."""
+        row = list(self._replies.values()).index(reply)
+        key = tuple(self._replies)[row]
+        del self._replies[key]
+        self._logprobs.pop(key, None)
+        reply.running.give_back(self._batch.leave(key))
+        if reply.reader.stopped:
+            self._rewind(reply)
+        assert self._sampled is not None
+        rest = [i for i in range(self._sampled.size) if i != row]
+        self._sampled = self._sampled[mx.array(rest)] if rest else None
+        return reply
+
+    def abandon(self) -> list[Reply]:
+        """After a failed step nothing in the batch can be trusted: forget it.
+
+        Returns:
+            the replies that were being written; their entries have lost their states.
+        """
+        replies = list(self._replies.values())
+        self._batch = self._forward.new_batch()
+        self._replies, self._sampled, self._logprobs = {}, None, {}
+        return replies
+
+    def _sample(self, logits: mx.array) -> None:
+        replies = self.replies
+        masks = [reply.mask(logits.shape[1]) for reply in replies]
+        sampled = sample_rows([reply.sampler for reply in replies], logits, masks)
+        self._logprobs = {
+            key: logprobs_of(logits[row], sampled[row], reply.request.top_logprobs)
+            for row, (key, reply) in enumerate(self._replies.items())
+            if reply.request.top_logprobs is not None
+        }
+        self._sampled = sampled
+        mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))  # type: ignore[no-untyped-call]
+
+    def _read(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
+        """Read the tokens that were fed, [B], and tell what they add to each reply's text."""
+        tokens = cast(list[int], fed.tolist())
+        for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
+            reply.running.ids.append(token)
+            reply.token_ids.append(token)
+            try:
+                self._tell(reply, token, logprobs.get(key))
+            except Exception as fault:  # of the text side: this reply's alone
+                reply.fault, reply.finish = fault, None
+            if not reply.is_over and due_while_decoding(len(reply.running), reply.newest_state):
+                reply.running.capture(self._batch.snapshot(key))
+                reply.newest_state = len(reply.running)
+
+    def _tell(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
+        is_stop = token in self._stop_ids
+        if not is_stop and logprobs is not None:
+            reply.untold_logprobs[reply.reader.n_tokens] = TokenLogprob(token, *logprobs.read())
+        deltas = [] if is_stop else reply.reader.push(token)
+        reply.finish = self._finish_of(reply, is_stop)
+        if reply.finish is not None:
+            deltas += reply.reader.finish()
+            is_cut = reply.finish == "length" and reply.reader.in_call
+            if reply.reader.called_tools and not is_cut:
+                reply.finish = "tool_calls"
+        told = tuple(
+            reply.untold_logprobs.pop(i)
+            for i in reply.reader.take_content_tokens()
+            if i in reply.untold_logprobs
+        )
+        if deltas or told:
+            reply.request.emit(Progress(reply.index, tuple(deltas), told))
+
+    @staticmethod
+    def _finish_of(reply: Reply, is_stop: bool) -> FinishReason | None:
+        if is_stop or reply.reader.stopped:
+            return "stop"
+        return "length" if len(reply.token_ids) >= reply.request.max_tokens else None
+
+    def _remember(self, key: int, reply: Reply) -> None:
+        """Keep the states that a stop string may want back: it can begin at most as many tokens ago
+        as it has bytes."""
+        stops = reply.request.reply.stops
+        if stops:
+            reply.recent.append(self._batch.snapshot(key))
+            if len(reply.recent) > min(max(len(stop.encode()) for stop in stops) + 1, _MAX_RECENT):
+                reply.recent.popleft()
+
+    @staticmethod
+    def _rewind(reply: Reply) -> None:
+        kept = len(reply.request.prompt.ids) + reply.reader.cut_token_index
+        for checkpoint in reversed(reply.recent):
+            if checkpoint.length <= kept:
+                reply.running.rewind(checkpoint)
+                return
+
+
+def finished(reply: Reply) -> Finished:
+    """The closing event of a reply that ended well."""
+    assert reply.finish is not None
+    ids = tuple(reply.token_ids)
+    return Finished(reply.index, reply.finish, len(ids), reply.reader.n_reasoning_tokens, ids)
+
+
+_MAX_RECENT = 16
+"""States kept for a stop string at most: one costs 19 MiB on a 0.8B model. Beyond that the tail is
+replayed from an earlier checkpoint instead."""

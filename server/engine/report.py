@@ -1,0 +1,61 @@
+"""Between the prompt's words and the cache's: boundaries one way, a plan in words the other way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from cache.boundaries import PromptShape
+from cache.choice import Choice
+from cache.planner import ReplayFromCheckpoint
+from model.text.chat import RenderedPrompt
+from server.events import GenerationRequest, PlanReport, WarmRequest
+
+
+def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
+    """What the cache may know of a prompt beyond its ids.
+
+    The last user query is the last user message before the first shared point: that point lies in
+    the header of the first reply to it, whatever tool rounds follow.
+    """
+    before = bisect_left(
+        prompt.message_starts, prompt.shared_points[0] if prompt.shared_points else len(prompt.ids)
+    )
+    queries = [
+        start
+        for start, role in zip(prompt.message_starts[:before], prompt.message_roles[:before], strict=True)
+        if role == "user"
+    ]
+    return PromptShape(
+        message_starts=prompt.message_starts,
+        shared_points=prompt.shared_points,
+        last_user_start=queries[-1] if queries else None,
+        system_end=prompt.system_end,
+    )
+
+
+def plan_report(choice: Choice, request: GenerationRequest | WarmRequest, n_adopted: int = 0) -> PlanReport:
+    """The ``crossturn`` object of a response. Call it before the choice is taken.
+
+    Args:
+        n_adopted: messages that keep the ids that were fed, see ``server/engine/fed_ids.py``.
+    """
+    plan = choice.plan
+
+    def where(position: int) -> str:
+        index = bisect_right(request.prompt.message_starts, position) - 1
+        if index < 0:
+            return f"token {position}, before the first message"
+        return f"message {index} ({request.prompt.message_roles[index]}), at token {position}"
+
+    plural = "s" if n_adopted > 1 else ""
+    adopted = f" {n_adopted} message{plural} kept the ids that were fed." if n_adopted else ""
+    return PlanReport(
+        slot=str(request.slot),
+        mode=type(plan.mode).__name__,  # type: ignore[arg-type]
+        prompt_tokens=len(request.prompt.ids),
+        shared_tokens=plan.shared_token_prefix_len,
+        reused_tokens=plan.reusable_len,
+        prefilled_tokens=plan.suffix_len,
+        checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
+        reason=choice.reason(where) + adopted,
+    )

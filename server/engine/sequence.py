@@ -1,0 +1,80 @@
+"""What the loop keeps of a request on its way: a :class:`Job` until its prompt is read, then a
+:class:`Reply` for each answer that is being written."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from cache.entry import RunningEntry
+from cache.state import Checkpoint
+from model.sampling import Sampler
+from model.text.reply import ReplyReader
+from server.engine.constraint import Constraint
+from server.events import FinishReason, GenerationRequest, TokenLogprob, WarmRequest
+
+
+@dataclass
+class Job:
+    """A prompt that is being read; ``captures`` are the positions whose states are worth keeping."""
+
+    request: GenerationRequest | WarmRequest
+    running: RunningEntry
+    captures: tuple[int, ...]
+
+    @property
+    def position(self) -> int:
+        """Prompt tokens read so far."""
+        return len(self.running)
+
+    @property
+    def is_read(self) -> bool:
+        return self.position == len(self.request.prompt.ids)
+
+    def next_chunk(self, n_tokens: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """The next ids to feed, [at most n_tokens] uint32, and the capture positions among them."""
+        start = self.position
+        end = min(start + n_tokens, len(self.request.prompt.ids))
+        return self.request.prompt.ids[start:end], tuple(p for p in self.captures if start < p <= end)
+
+
+@dataclass
+class Reply:
+    """One answer that is being written.
+
+    Attributes:
+        running: the ids fed and, while the reply is outside the batch, the state.
+        keeps_entry: save the entry at the end; False for the further replies of ``n > 1``, which
+            part from the first one only in text that the next prompt renders anew anyway.
+        token_ids: the reply's ids, the stop token included.
+        untold_logprobs: by index of the token, until its text goes out as content.
+        newest_state: position of the newest state kept, in tokens from the prompt's start.
+        recent: states at the last few tokens, to go back to where a stop string cut the text.
+        finish: why the reply ended; None while it is being written and after a fault.
+        fault: what broke this reply alone, if anything did.
+    """
+
+    request: GenerationRequest
+    index: int
+    running: RunningEntry
+    sampler: Sampler
+    reader: ReplyReader
+    constraint: Constraint | None = None
+    keeps_entry: bool = True
+    token_ids: list[int] = field(default_factory=list)
+    untold_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    newest_state: int = 0
+    recent: deque[Checkpoint] = field(default_factory=deque)
+    finish: FinishReason | None = None
+    fault: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish is not None or self.fault is not None
+
+    def mask(self, vocab_size: int) -> mx.array | None:
+        """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
+        return None if self.constraint is None else self.constraint.mask(vocab_size)

@@ -1,0 +1,140 @@
+"""The engine thread: owns the weights, every ``mx.array``, the slots and the store.
+
+The event loop reaches it through one queue of messages; events go back through ``request.emit``.
+The algorithm itself is in ``server/engine/loop.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import mlx.core as mx
+
+from cache.store import Store
+from model.text.tokenizer import TextTokenizer
+from server.client import EngineStats, ModelInfo
+from server.engine.assembly import EngineOptions, assemble
+from server.engine.loop import EngineLoop
+from server.events import GenerationRequest, WarmRequest
+
+log = logging.getLogger("crossturn.engine")
+
+T = TypeVar("T")
+Message = Callable[[EngineLoop], None]
+
+
+class Engine:
+    """Runs an :class:`EngineLoop` on a thread of its own. All methods may be called from any thread."""
+
+    def __init__(self, options: EngineOptions, tokenizer: TextTokenizer) -> None:
+        self._options = options
+        self._tokenizer = tokenizer
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._stats = EngineStats(n_steps=0, n_running=0, n_waiting=0)
+        self._thread: threading.Thread | None = None
+        self._drain_until: float | None = None  # set and read on the engine thread
+
+    def start(self) -> ModelInfo:
+        """Load the model and begin. Blocks until it is ready.
+
+        Raises:
+            ModelError: the checkpoint cannot be loaded.
+        """
+        ready: Future[ModelInfo] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="engine", daemon=True)
+        self._thread.start()
+        try:
+            return ready.result()
+        except BaseException:
+            self._thread.join()  # a process that ends while MLX's threads stop is aborted
+            raise
+
+    def stop(self, drain_s: float) -> None:
+        """Let running requests finish for ``drain_s`` seconds at most, end the rest, stop the thread."""
+
+        def close(_: EngineLoop) -> None:
+            self._drain_until = time.monotonic() + drain_s
+
+        if self._thread is not None:
+            self._messages.put(close)
+            self._thread.join()
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._messages.put(lambda loop: loop.submit(request))
+
+    def read_ahead(self, request: WarmRequest) -> None:
+        self._messages.put(lambda loop: loop.read_ahead(request))
+
+    def cancel(self, request_id: str) -> None:
+        self._messages.put(lambda loop: loop.cancel(request_id))
+
+    def call(self, fn: Callable[[Store], T]) -> Future[T]:
+        """Run ``fn`` over the store on the engine thread, between two steps."""
+        future: Future[T] = Future()
+
+        def run(loop: EngineLoop) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(loop.store))
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._messages.put(run)
+        return future
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    # -- on the engine thread ---------------------------------------------------------------------
+
+    def _run(self, ready: Future[ModelInfo]) -> None:
+        try:
+            self._serve(ready)
+        finally:
+            # MLX's threads for this thread's streams must be joined before the process ends: otherwise
+            # its exit now and then aborts ("terminate called without an active exception").
+            mx.synchronize()
+            mx.clear_streams()
+
+    def _serve(self, ready: Future[ModelInfo]) -> None:
+        try:
+            loop, info = assemble(self._options, self._tokenizer)
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(info)
+        while not self._is_drained(loop):
+            self._receive(loop)
+            try:
+                loop.step()
+            except Exception as fault:
+                log.critical("the engine's loop failed; all it remembered is dropped", exc_info=fault)
+                loop.reset()
+            self._stats = loop.stats()
+        loop.cancel_all()
+        self._refuse_the_rest(loop)
+        loop.store.disk.close()
+
+    def _is_drained(self, loop: EngineLoop) -> bool:
+        if self._drain_until is None:
+            return False
+        return not loop.has_requests or time.monotonic() >= self._drain_until
+
+    def _receive(self, loop: EngineLoop) -> None:
+        """Take all messages there are; with nothing to do, wait for one."""
+        if not loop.has_work:
+            self._messages.get()(loop)
+        while not self._messages.empty():
+            self._messages.get()(loop)
+
+    def _refuse_the_rest(self, loop: EngineLoop) -> None:
+        """Messages that crossed the closing: their requests end like those that were running."""
+        while not self._messages.empty():
+            self._messages.get()(loop)
+        loop.cancel_all()

@@ -1,0 +1,1 @@
+"""From requests to the engine and from its events to responses."""

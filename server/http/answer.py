@@ -1,0 +1,83 @@
+"""The last leg of every generation: events are encoded and sent, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from server.events import Event, Failed, GenerationRequest
+from server.http.disconnect import run_until_disconnect
+from server.http.run import Run
+from server.http.sse import EventStream
+from server.settings import Settings
+
+CLIENT_GONE = 499
+"""nginx's status for a client that left; nobody sees it but the middleware."""
+
+
+class ReplyEncoder(Protocol):
+    """One dialect's way to tell a reply."""
+
+    def chunks(self, event: Event) -> Iterator[Mapping[str, Any]]:
+        """Take in ``event``; the chunks that it makes in a stream."""
+        ...
+
+    def body(self) -> Mapping[str, Any]:
+        """The whole reply, once every event was taken in."""
+        ...
+
+
+def _nothing() -> None:
+    """Nobody waits for the delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A composed request on its way out.
+
+    Attributes:
+        on_delivered: called when the last event was encoded.
+    """
+
+    run: Run
+    generations: Sequence[GenerationRequest]
+    encoder: ReplyEncoder
+    on_delivered: Callable[[], None] = _nothing
+
+    async def send(self, request: Request, settings: Settings, *, stream: bool) -> Response:
+        """The response: a stream, or the whole body once it is there."""
+        headers = {"X-Request-Id": self.run.record.id}
+        if stream:
+            return EventStream(
+                self._chunks(),
+                headers=headers,
+                keep_alive_s=settings.keep_alive_s,
+                stall_s=settings.stall_s,
+            )
+        body = await run_until_disconnect(self._body(), request.receive)
+        return Response(status_code=CLIENT_GONE) if body is None else JSONResponse(body, headers=headers)
+
+    async def _chunks(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        async with aclosing(self.run.events(self.generations)) as events:
+            async for event in events:
+                for chunk in self._encoded(event):
+                    yield chunk
+        self.on_delivered()
+
+    def _encoded(self, event: Event) -> list[Mapping[str, Any]]:
+        try:
+            return list(self.encoder.chunks(event))
+        except Exception:
+            self.run.record.observe(Failed("The reply could not be encoded.", kind="internal"))
+            raise
+
+    async def _body(self) -> Mapping[str, Any]:
+        async with aclosing(self._chunks()) as chunks:
+            async for _ in chunks:
+                pass
+        return self.encoder.body()

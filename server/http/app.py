@@ -1,0 +1,40 @@
+"""Puts the routes, the errors and the headers for browsers together."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from server import errors
+from server.http.gateway import Gateway
+from server.http.openapi import document
+from server.routes import chat, completions, health, metrics, models, slots, tokens
+from server.schema.chat import ChatRequest
+from server.schema.completions import CompletionRequest
+from server.schema.slots import ForkRequest
+from server.schema.tokens import DetokenizeRequest, TokenizeRequest
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The ASGI application over ``gateway``."""
+    app = FastAPI(
+        title="crossturn",
+        version=version("crossturn"),
+        summary="OpenAI-compatible chat over Qwen3.5 hybrid models that never reads a conversation twice",
+    )
+    errors.install(app)
+    # Preflights carry no key: the middleware answers them before any route asks for one.
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=gateway.settings.cors_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["*"],
+        max_age=3600,
+    )
+    for family in (chat, completions, models, tokens, slots, health, metrics):
+        app.include_router(family.router(gateway))
+    document(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ForkRequest])
+    return app

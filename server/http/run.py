@@ -1,0 +1,103 @@
+"""One request on its way through the engine, seen from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+
+from server.client import EngineClient
+from server.errors import EngineFaultError, HttpError, UnavailableError
+from server.events import Event, Failed, Finished, GenerationRequest, Planned
+from server.log import RequestRecord
+
+Emit = Callable[[Event], None]
+
+
+class Run:
+    """Carries events from the engine thread to whoever encodes them, and a cancel back.
+
+    A run may consist of several generation requests (a list of prompts); their replies are numbered on.
+
+    Args:
+        engine: what does the work.
+        record: the run's line in the log, written when the run ends.
+        live: the runs in progress; this one is among them while its events are listened to.
+        stall_s: give up when neither this run nor the engine has moved for so long.
+    """
+
+    def __init__(
+        self, engine: EngineClient, record: RequestRecord, *, live: set[Run], stall_s: float
+    ) -> None:
+        self.record = record
+        self.ended = asyncio.Event()
+        self._live = live
+        self._engine = engine
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+
+    def emitter(self, first_index: int = 0) -> Emit:
+        """The ``emit`` of a generation request whose replies are numbered from ``first_index``."""
+
+        def emit(event: Event) -> None:
+            if first_index and not isinstance(event, Planned | Failed):
+                event = replace(event, index=event.index + first_index)
+            # The loop is closed when the server has gone while the engine still winds down.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+
+        return emit
+
+    def fail(self, failure: Failed) -> None:
+        """End the run from this side, with ``failure`` as its last event."""
+        self._queue.put_nowait(failure)
+
+    async def events(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Event, None]:
+        """Submit ``requests`` and yield their events up to the last reply's end.
+
+        Whoever stops listening (closes the iterator, or is cancelled) cancels them.
+
+        Raises:
+            HttpError: a request failed, or nothing moves any more.
+        """
+        n_open = sum(request.n_replies for request in requests)
+        self._live.add(self)
+        try:
+            for request in requests:
+                self._engine.submit(request)
+            while n_open:
+                event = await self._next()
+                self.record.observe(event)
+                if isinstance(event, Failed):
+                    raise http_error(event)
+                n_open -= isinstance(event, Finished)
+                yield event
+        finally:
+            if n_open:
+                for request in requests:
+                    self._engine.cancel(request.id)
+            self._live.discard(self)
+            self.ended.set()
+            self.record.close()
+
+    async def _next(self) -> Event:
+        while True:
+            pulse = self._engine.stats().n_steps
+            try:
+                # Not wait_for: before Python 3.12 it drops a cancel that comes together with an event.
+                async with asyncio.timeout(self._stall_s):
+                    return await self._queue.get()
+            except TimeoutError:
+                if self._engine.stats().n_steps == pulse:
+                    return Failed(f"The engine has not moved for {self._stall_s:g} s.", kind="internal")
+
+
+def http_error(failure: Failed) -> HttpError:
+    """What a client is told of ``failure``."""
+    if failure.kind == "overloaded":
+        return UnavailableError(
+            failure.message, code="overloaded", retry_after_s=failure.retry_after_s or 1.0
+        )
+    return EngineFaultError(failure.message, code=failure.kind)

@@ -1,0 +1,121 @@
+"""The one model that is served, as requests meet it: its names, its limits, its text side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.errors import InputError
+from model.sampling import SamplingParams
+from model.text.chat import RenderedPrompt
+from server.client import ModelInfo
+from server.errors import NotFoundError
+
+
+class ChatRenderer(Protocol):
+    """Conversations to prompts; :class:`model.text.chat.ChatFormat` is the real one."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The template's own switches, such as ``enable_thinking``."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+        continue_final: bool = False,
+        max_tokens: int | None = None,
+    ) -> RenderedPrompt:
+        """Raises InputError, naming the message, for what the template cannot render."""
+        ...
+
+    def known_next(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reply: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> NDArray[np.uint32]:
+        """The ids [n] that the prompt after ``reply`` begins with, whatever comes next."""
+        ...
+
+
+class TokenTable(Protocol):
+    """Text to ids and back; :class:`model.text.tokenizer.TextTokenizer` is the real one."""
+
+    @property
+    def controls(self) -> Mapping[str, Any]:
+        """The control tokens by their text."""
+        ...
+
+    def encode(self, text: str) -> NDArray[np.uint32]:
+        """Ids of ``text``, uint32 [n]; control strings in it become control tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``; what is no whole character becomes U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A loaded model and how it is asked for.
+
+    Attributes:
+        names: what a request may call it; the first is how it calls itself.
+        created: Unix time at which it was loaded.
+        sampling: what a request that says nothing gets, from the checkpoint's generation_config.json.
+    """
+
+    names: tuple[str, ...]
+    created: int
+    info: ModelInfo
+    chat: ChatRenderer = field(repr=False)
+    tokens: TokenTable = field(repr=False)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def check_name(self, name: str | None) -> None:
+        """Accept any of the model's names, and a request that names none.
+
+        Raises:
+            NotFoundError: another model is wanted; nothing is ever loaded or fetched for a request.
+        """
+        if name is not None and name not in self.names:
+            raise NotFoundError(
+                f"The model '{name}' does not exist here; this server has '{self.name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def room_for(self, n_prompt: int, n_wanted: int | None, *, param: str = "messages") -> int:
+        """How many reply tokens a prompt of ``n_prompt`` may have: ``n_wanted``, or what fits if less.
+
+        Raises:
+            InputError: the prompt leaves no room for a single token.
+        """
+        limit = self.info.context_length
+        if n_prompt >= limit:
+            raise InputError(
+                f"This model's maximum context length is {limit} tokens, reply included. However, "
+                f"your prompt has {n_prompt} tokens. Please shorten it.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        room = limit - n_prompt
+        return room if n_wanted is None else min(n_wanted, room)

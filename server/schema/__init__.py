@@ -1,0 +1,1 @@
+"""The shapes of bodies: what is taken, what is sent."""
