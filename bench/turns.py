@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the model that is served")
     parser.add_argument("--model", help="model name to send; default: the first that the server lists")
     parser.add_argument("--words", type=int, default=600, help="words a message")
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument(
         "--keys", action=argparse.BooleanOptionalAction, default=True, help="send session keys"

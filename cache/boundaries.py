@@ -19,6 +19,10 @@ FIRST_MARK = 64
 MERGE_TOKENS = 16
 """Positions of the first rank so close after another add nothing: feeding these tokens is free."""
 
+LONG_SYSTEM_TOKENS = 4096
+"""A system block from this length on is worth a state in front of its last line: in shorter conversations
+the few states that fit beside the live one do more elsewhere."""
+
 DECODE_GAP = 512
 """Generated tokens between two states kept while decoding."""
 
@@ -80,11 +84,12 @@ def _apart(positions: Sequence[int]) -> list[int]:
 def _marks(shape: PromptShape, start: int, end: int) -> list[int]:
     """Marks in every message that reaches into (start, end): gaps double away from its end.
 
-    None before the end of system and tools: it changes seldom, and where it does, the divergence
-    itself is captured.
+    A long block of system and tools gets but one, near its end: what changes there is a clock or a
+    nonce in the last line. Elsewhere it changes seldom, and where it does, the divergence is captured.
     """
     starts = sorted({shape.system_end, *(p for p in shape.message_starts if p > shape.system_end)})
-    marks: list[int] = []
+    clock = shape.system_end - FIRST_MARK
+    marks = [clock] if start < clock < end and clock >= LONG_SYSTEM_TOKENS else []
     for begin, stop in zip(starts, [*starts[1:], end], strict=True):
         gap, mark = FIRST_MARK, stop - FIRST_MARK
         # A mark closer to the message's start than to its neighbour adds nothing to that start.

@@ -54,9 +54,14 @@ def test_marks_inside_a_long_message_double_their_gaps_away_from_its_end() -> No
     assert len(gaps) >= 6
 
 
-def test_a_short_message_and_the_system_block_get_no_marks() -> None:
-    shape = PromptShape(message_starts=(0, 9000, 9000 + FIRST_MARK), system_end=9000)
-    assert captures(shape, end=9000 + 2 * FIRST_MARK) == (9000, 9000 + FIRST_MARK)
+def test_a_short_message_and_a_short_system_block_get_no_marks() -> None:
+    shape = PromptShape(message_starts=(0, 900, 900 + FIRST_MARK), system_end=900)
+    assert captures(shape, end=900 + 2 * FIRST_MARK) == (900, 900 + FIRST_MARK)
+
+
+def test_a_long_system_block_gets_a_mark_in_front_of_its_last_line() -> None:
+    shape = PromptShape(message_starts=(0, 9000), system_end=9000)
+    assert captures(shape, end=9000 + FIRST_MARK) == (9000 - FIRST_MARK, 9000)
 
 
 def test_a_first_rank_position_close_behind_another_is_left_out() -> None:
