@@ -12,6 +12,11 @@ from model.text.grammar import Grammar
 from model.text.reply import ReplyReader
 
 
+THOUGHT_BEFORE_GRAMMAR = 4096
+"""Tokens of a thought in front of a grammar, where the request sets no budget: it must not end the reply,
+so a model that never closes it would think until the context is full."""
+
+
 class Constraint:
     """Watches one reply through its reader, which has read every token before the next is judged.
 
@@ -50,6 +55,8 @@ class Constraint:
 
     def _is_spent(self) -> bool:
         budget = self._max_thought_tokens
+        if budget is None and self._grammar is not None:
+            budget = THOUGHT_BEFORE_GRAMMAR
         return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget
 
     def _grammar_mask(self, grammar: Grammar, vocab_size: int) -> mx.array:
