@@ -11,7 +11,6 @@ import numpy as np
 from model.text.grammar import Grammar
 from model.text.reply import ReplyReader
 
-
 THOUGHT_BEFORE_GRAMMAR = 4096
 """Tokens of a thought in front of a grammar, where the request sets no budget: it must not end the reply,
 so a model that never closes it would think until the context is full."""
