@@ -14,23 +14,66 @@ from random import Random
 from typing import Any
 
 from conversation import State, Turn
-from lexicon import Lexicon
-from phrasing import Phrases
+from lexicon import Lexicon, Split
+from phrasing import Phrases, composed
 from toolbox import sentence
 
 INSTRUCTION = "Answer with a JSON object that fits this schema:"
-OTHERS = Phrases((INSTRUCTION, INSTRUCTION, INSTRUCTION, "Reply only with JSON that matches this schema:",
-    "Respond with JSON for this schema:",
-                  "Use this JSON schema for your answer:", "Return a JSON object with this schema:",
-                  "Give me JSON for this schema:", "Your answer must follow this JSON schema:",
-                  "Follow this schema and answer in JSON:", "Only output JSON that fits this schema:",
-                  INSTRUCTION),
-                 (INSTRUCTION, INSTRUCTION, "Give me JSON that follows this schema:"))
-KEYS_ONLY = Phrases(("Give me that as JSON with the keys {k}.", "Reply in JSON with the keys {k}.",
-    "Extract {k} as JSON.",
-                     "Answer as a JSON object with {k}.", "As JSON with {k}:", "Put this into JSON with {k}.",
-                     "Make a JSON object of {k}.", "Write {k} as a JSON object."),
-                     ("Put {k} into a JSON object.",))
+HELD_INSTRUCTIONS = (INSTRUCTION, INSTRUCTION, "Give me JSON that follows this schema:")
+# "Reply with one JSON object according to the schema below:", in parts.
+ANSWER = ("Answer with ", "Reply with ", "Respond with ", "Return ", "Output ", "Write ", "Produce ",
+    "Give me ", "Send ", "Print ",
+    "Reply only with ", "Only output ", "Answer only with ", "Make ", "I want ", "Your answer is ",
+    "Your answer must be ",
+    "Always answer with ", "Please answer with ", "Fill in ", "Build ", "Create ", "The answer is ",
+    "I need ", "You write ")
+OBJECT = ("a JSON object", "a JSON object", "JSON", "JSON", "one JSON object", "just JSON", "valid JSON",
+    "a single JSON object",
+    "a flat JSON object", "pure JSON", "an object in JSON", "data as JSON")
+FITTING = (" that fits", " that matches", " for", " with", " according to", " in the form of",
+    " as described by", " of",
+    " which fits", " that obeys", " by", " valid under", " fitting", " matching", " following",
+    " that conforms to", " based on")
+SCHEMA = (" this schema:", " this schema:", " the following schema:", " this JSON schema:",
+    " the schema below:", " the schema:",
+    " the schema here:", " such a schema:", " this schema.", " my schema:", " the JSON schema:")
+OTHER_INSTRUCTIONS = ("Use this JSON schema for your answer:", "Your answer must follow this JSON schema:",
+    "Follow this schema and answer in JSON:", "Schema:", "JSON schema:", "The schema of your answer:",
+    "Answer in JSON. The schema:",
+    "The answer has this schema:", "response_format:", "Stick to this schema:", "Format of the answer:")
+HELD_KEYS_ONLY = ("Put {k} into a JSON object.",)
+PACK = ("Give me ", "Return ", "Write ", "Extract ", "Get ", "Pick out ", "List ", "Output ", "Show ",
+    "Collect ", "Store ",
+    "Save ", "Pack ", "Wrap ", "Format ", "Place ", "Arrange ", "Send ", "Print ", "Answer with ",
+    "Reply with ", "Note ", "Tell me ",
+    "Find ", "Pull out ", "Turn ", "Gather ", "Copy ", "Fill ", "I need ", "I want ", "Please give ",
+    "Please pack ", "Take ")
+AS_JSON = (" as JSON.", " as JSON.", " as a JSON object.", " in JSON.", " in a JSON object.",
+    " in JSON form.", " into JSON.",
+    " into one JSON object.", " as one JSON object.", " as JSON, please.", " as keys of a JSON object.",
+    " inside a JSON object.")
+OTHER_KEYS_ONLY = ("Give me that as JSON with the keys {k}.", "Reply in JSON with the keys {k}.",
+    "Answer as a JSON object with {k}.",
+    "As JSON with {k}:", "Put this into JSON with {k}.", "Make a JSON object of {k}.",
+    "A JSON object with {k}, please.",
+    "JSON with {k}.", "The keys of the JSON object are {k}.", "Make JSON out of this: {k}.",
+    "Turn it into JSON with {k}.")
+
+
+def _instruction(rng: Random, split: Split) -> str:
+    kind = rng.random()
+    if split == "train" and kind < 0.45:
+        return INSTRUCTION if kind < 0.3 else rng.choice(OTHER_INSTRUCTIONS)
+    return composed(rng, split, HELD_INSTRUCTIONS, ANSWER, OBJECT, FITTING, SCHEMA)
+
+
+def _keys_only(rng: Random, split: Split) -> str:
+    if split == "train" and rng.random() < 0.3:
+        return rng.choice(OTHER_KEYS_ONLY)
+    return composed(rng, split, HELD_KEYS_ONLY, PACK, ("{k}", "{k}", "the {k}", "the keys {k}",
+        "the values of {k}"), AS_JSON)
+
+
 Draw = Callable[[Random, Lexicon], Any]
 
 # (key names, schema of the value, sentence, value). A sentence may have a form for false.
@@ -82,17 +125,51 @@ FIELDS: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], Draw], ...
     (("plan", "tier"), {"type": "string", "enum": ["free", "basic", "premium"]}, ("{s} has the {v} {n}",
     "the {n} is {v}"), lambda r, _: ""),
 )
-WRAPS = Phrases(("{t}", "{t}", "Extract the data: {t}", "Text: {t}", "Turn this into JSON: {t}",
-    "Here is the text: {t}", "Fill the schema: {t}", "Read: {t}", "Data: {t}", "Please convert: {t}",
-    "Fill in the object: {t}"),
-                ("Read this and fill in the object: {t}", "Input: {t}"))
+HELD_WRAPS = ("Read this and fill in the object: {t}", "Input: {t}")
+LABELS = ("Text", "Data", "Note", "Record", "Entry", "Document", "Message", "Content", "Details",
+    "Description", "Info", "Facts",
+    "Source", "Passage", "Report", "Mail", "Customer", "Sentence", "Read", "The text", "Here is the text",
+    "My text", "Case", "Item",
+    "User", "Form", "Memo", "The record", "About", "This is it", "Today", "File", "Line", "Story", "Letter",
+    "Query", "Task", "Words")
+DO = ("Extract", "Convert", "Turn", "Parse", "Read", "Take", "Use", "Process", "Look at",
+    "Fill the schema with", "Fill in",
+    "Please convert", "Please read", "Please extract", "Transform", "Analyse", "Summarise", "Encode",
+    "Translate", "Get")
+WHAT = ("", " this", " the data", " the text", " this text", " the following", " the facts", " the object",
+    " the values",
+    " what you find here", " the sentence", " this into JSON", " the text and answer",
+    " it and fill the schema", " it into the object",
+    " the fields from this")
+TEXT = (": {t}", ": {t}", ":\n{t}", ".\n{t}", ".\n\n{t}")
+
+
+def _wrap(rng: Random, x: Lexicon) -> str:
+    """What stands around the text: nothing, a label of any word, or an order before or behind it."""
+    kind = rng.random()
+    if x.split == "held":
+        return rng.choice(HELD_WRAPS)
+    if kind < 0.25:
+        return "{t}"
+    if kind < 0.6:
+        label = rng.choice(LABELS) if kind < 0.45 else x.word(rng)
+        label = label.capitalize() if rng.random() < 0.75 else label.upper() if rng.random() < 0.3 else label
+        return f"{label}{rng.choice((': ', ': ', ': ', ' = ', ' - ', chr(10), ':' + chr(10)))}{{t}}"
+    if kind < 0.9:
+        return composed(rng, "train", HELD_WRAPS, DO, WHAT, TEXT)
+    return "{t}" + rng.choice((" ", "\n", "\n\n")) + rng.choice(("Extract the data.", "Fill in the object.",
+        "Now the JSON.",
+        "JSON please.", "What is the object?", "Fill the schema.", "That is the text.", "Convert this.",
+        "Answer in JSON."))
+
+
 INVENT = Phrases(("Make up a {w}.", "Invent a {w}.", "Create a {w}.", "Give me a {w}.", "Describe a {w}."),
     ("Think of a {w}.",))
 
 
 def _open_field(rng: Random, x: Lexicon) -> tuple[str, dict[str, Any], tuple[str, ...], Draw]:
     """A key that no list holds."""
-    key = x.made_up(rng, 2) if rng.random() < 0.6 else f"{rng.choice(x.adjectives)}_{rng.choice(x.things)}"
+    key = x.fresh(rng) if rng.random() < 0.6 else f"{rng.choice(x.adjectives)}_{rng.choice(x.things)}"
     kind = rng.choice(("string", "string", "integer", "boolean", "enum"))
     if kind == "enum":
         choices = [x.word(rng) for _ in range(rng.randint(2, 4))]
@@ -112,6 +189,7 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
     values: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     told: list[str] = []
+    free = list(FIELDS)  # each kind of field once: of two ages nobody could tell which key wants which
     if rng.random() < 0.75:
         key = rng.choice(("name", "name", "person", "customer", "user", "first_name"))
         values[key], properties[key] = subject, {"type": "string"}
@@ -119,7 +197,7 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
         if rng.random() < 0.3:
             key, schema, forms, draw = _open_field(rng, x)
         else:
-            keys, schema, forms, draw = rng.choice(FIELDS)
+            keys, schema, forms, draw = free.pop(rng.randrange(len(free)))
             key = rng.choice(keys)
         if key in values:
             continue
@@ -154,20 +232,21 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
     answer = json.dumps(values, ensure_ascii=False)
     thought = "The keys: " + ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key,
         value in values.items()) + "."
-    if not in_system and rng.random() < 0.15:
+    if not in_system and rng.random() < 0.2:
         keys = list(values)
         listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
-        wish = KEYS_ONLY.pick(rng, x.split).replace("{k}", listed)
-        return Turn(f"{text} {wish}" if not wish.endswith(":") else f"{wish} {text}", answer, thought,
-            "json"), ""
+        wish = _keys_only(rng, x.split).replace("{k}", listed)
+        if wish.endswith(":") or (x.split == "train" and rng.random() < 0.25):
+            return Turn(f"{wish}{rng.choice((' ', chr(10)))}{text}", answer, thought, "json"), ""
+        return Turn(f"{text} {wish}", answer, thought, "json"), ""
     schema = {"type": "object", "properties": properties, "required": list(values)}
     if rng.random() < 0.3:
         schema["additionalProperties"] = False
     if rng.random() < 0.15:
         schema = {"title": x.made_up(rng).capitalize(), **schema}
     shown_schema = json.dumps(schema, ensure_ascii=False, indent=2 if rng.random() < 0.08 else None)
-    instruction = f"{OTHERS.pick(rng, x.split)}\n{shown_schema}"
-    text = WRAPS.pick(rng, x.split).replace("{t}", text)
+    instruction = f"{_instruction(rng, x.split)}\n{shown_schema}"
+    text = _wrap(rng, x).replace("{t}", text)
     if in_system:
         return Turn(text, answer, thought, "json"), instruction
     return Turn(f"{instruction}\n\n{text}" if rng.random() < 0.5 else f"{text}\n\n{instruction}", answer,

@@ -64,7 +64,17 @@ def _simple(key: str, mine: str, value: Callable[[Random, Lexicon], str], *, tel
                       f"can you say my {mine}?",
                       f"I forgot my {mine}, what is it?", f"can you remind me what my {mine} is?",
                       f"tell me what my {mine} is",
-                      f"do you still know my {mine}?", f"could you say what my {mine} is?", *asks),
+                      f"do you still know my {mine}?", f"could you say what my {mine} is?",
+                      f"which {mine} do I have?", f"name my {mine}", f"give me my {mine}",
+                      f"I want to know my {mine}",
+                      f"what have you noted as my {mine}?", f"say what my {mine} is",
+                      f"let me hear my {mine}",
+                      f"could you repeat my {mine}?", f"my {mine} is what?", f"my {mine} was what again?",
+                      f"what did I tell you about my {mine}?", f"do you have my {mine}?",
+                      f"could you name my {mine}?",
+                      f"can you give me my {mine}?", f"are you able to say my {mine}?", f"look up my {mine}",
+                      f"what is the {mine} I told you?", f"I told you my {mine}, what is it?", *asks, *asks,
+                      *asks),
                      (f"can you recall my {mine}?", f"remind me: what is my {mine}?",
                      f"could you tell me my {mine}?",
                       *held_asks)),
@@ -89,7 +99,16 @@ def _world(key: str, noun: str, value: Callable[[Random, Lexicon], str], verb: s
                              f"do you remember {noun}?", f"what was {noun}?", f"{noun}?",
                              f"what is {noun} again?", f"remind me of {noun}", f"can you tell me {noun}?",
                              f"I forgot {noun}",
-                             f"tell me what {noun} is", f"do you still know {noun}?", f"recall {noun}"),
+                             f"tell me what {noun} is", f"do you still know {noun}?", f"recall {noun}",
+                             f"name {noun}", f"give me {noun}", f"I want to know {noun}",
+                             f"let me hear {noun}",
+                             f"what have you noted as {noun}?", f"say what {noun} is",
+                             f"could you repeat {noun}?",
+                             f"{noun} is what?", f"{noun} was what again?",
+                             f"what did I tell you about {noun}?",
+                             f"do you have {noun}?", f"can you give me {noun}?", f"look up {noun}",
+                             f"what's {noun}?",
+                             f"I told you {noun}, what is it?", f"which is {noun}?"),
                      held_ask or (f"can you recall {noun}?", f"remind me: what is {noun}?")),
         third=sentence,
         value=value,
@@ -150,7 +169,14 @@ def draw_attribute(rng: Random, lexicon: Lexicon) -> Attribute:
                       ask=(f"how much does {thing} cost?", f"what does {thing} cost?",
                       f"what is the price of {thing}?",
                            f"how much was {thing}?", f"how much would {thing} be?", f"the price of {thing}?",
-                           f"tell me the price of {thing}"),
+                           f"tell me the price of {thing}", f"how expensive is {thing}?",
+                           f"what is {thing} worth?",
+                           f"how much money is it for {thing}?", f"how much do I pay for {thing}?",
+                           f"how much is the price of {thing}?", f"what must I pay for {thing}?",
+                           f"how many euros is {thing}?", f"how many euros does {thing} cost?",
+                           f"how much is it for {thing}?", f"how much did I say {thing} is?",
+                           f"what price has {thing}?", f"how much is one to pay for {thing}?",
+                           f"do you know how much {thing} is?", f"say how much {thing} costs"),
                       held_ask=(f"how much is {thing}?",), verb="is")
     thing = rng.choice(TALKED_ABOUT)
     return _world(f"{thing} name", f"the name of the {thing}", lambda r, x: x.company(r),
@@ -171,7 +197,8 @@ USER_ATTRIBUTES: tuple[Attribute, ...] = (
                    held_asks=("and who am I?",),
                    third="the user is called {v}"),)),
     *(2 * (_simple("city", "city", lambda r, x: x.city(r), tells=("I live in {v}", "I am from {v}",
-    "I live in {v} now", "I moved to {v}", "I have moved to {v}"),
+    "I live in {v} now", "I moved to {v}", "I have moved to {v}", "I now live in {v}", "we live in {v}",
+    "I just moved to {v}", "we moved to {v}", "I come from {v}"),
                    held_tells=("my home is in {v}",), sentence="you live in {v}",
                    third="the user lives in {v}",
                    asks=("where do I live?", "where am I from?", "which city do I live in?",
@@ -194,7 +221,8 @@ USER_ATTRIBUTES: tuple[Attribute, ...] = (
             held_asks=("at which company do I work?",)),
     _simple("age", "age", lambda r, _: str(r.randint(7, 99)), tells=("I am {v} years old",
     "I'm {v} years old", "I am {v}"),
-            sentence="you are {v} years old", third="the user is {v} years old", asks=("how old am I?",),
+            sentence="you are {v} years old", third="the user is {v} years old", asks=("how old am I?",
+                "how many years old am I?", "what age do I have?", "how many years do I have?"),
             held_asks=("what age am I?",)),
     _simple("number", "lucky number", lambda r, _: str(r.randint(1, 9999))),
     _simple("number2", "favourite number", lambda r, _: str(r.randint(1, 999)),
@@ -213,7 +241,9 @@ USER_ATTRIBUTES: tuple[Attribute, ...] = (
     _simple("month", "birthday month", lambda r, _: r.choice(MONTHS), tells=("I was born in {v}",
     "my birthday is in {v}"),
             sentence="your birthday is in {v}", third="the user's birthday is in {v}",
-            asks=("when is my birthday?", "in which month is my birthday?"), held_asks=("when was I born?",)),
+            asks=("when is my birthday?", "in which month is my birthday?", "in which month was I born?",
+            "what month was I born in?", "when do I have my birthday?", "when do I celebrate my birthday?"),
+            held_asks=("when was I born?",)),
     _simple("season", "favourite season", lambda r, _: r.choice(SEASONS), tells=("I love {v}",)),
     _simple("animal", "favourite animal", lambda r, x: "the " + r.choice(x.animals)),
     _simple("phone", "phone number", lambda r, _: f"{r.randint(100, 999)}-{r.randint(1000, 9999)}"),
@@ -228,6 +258,34 @@ CORRECT = Phrases(("actually, {t}", "sorry, {t}", "no wait, {t}", "correction: {
                    "not {o}, {t}", "it's not {o}. {t}", "oops {t}", "sorry, wrong: {t}", "my mistake: {t}",
                    "no, not {o}. {t}", "{t}", "{t}"),
                   ("let me correct that: {t}", "oops, {t}", "not {o}: {t}"))
+
+
+# Said without any of these: what has become of a fact, with the noun as the assistant says it.
+CHANGES = ("{n} is now {v}", "{n} changed to {v}", "{n} is no longer {o} but {v}", "{n} is {v} now",
+    "{n} has become {v}",
+    "change {n} to {v}", "from now on {n} is {v}", "{n} isn't {o}, it's {v}", "{n} is not {o} but {v}",
+    "make {n} {v}",
+    "I said {n} is {o}, but it is {v}", "since today {n} is {v}", "the new value for {n} is {v}",
+    "set {n} to {v}")
+MOVES = ("I moved to {v}", "I moved from {o} to {v}", "I have moved to {v}", "we moved to {v}",
+    "I left {o} and live in {v} now",
+    "now I live in {v}", "I no longer live in {o}, I live in {v}", "last week I moved to {v}",
+    "I live in {v} these days")
+OPENINGS = ("so, ", "hey, ", "ok, ", "now: ", "and ", "well, ", "one question: ", "quick question: ",
+    "tell me: ", "please tell me: ",
+    "please, ", "hm, ", "sorry, ", "a question: ", "let me ask: ", "help me: ", "next: ", "thanks. ",
+    "good. ", "great, ", "hello, ",
+    "but ", "wait, ", "by the way, ", "just checking: ", "answer this: ", "do tell: ", "again: ",
+    "let's see, ", "alright: ", "first: ")
+
+
+def _question(rng: Random, state: State, attribute: Attribute) -> str:
+    """One of the attribute's questions, in training often with something before it."""
+    text = attribute.asks.pick(rng, state.lexicon.split)
+    if state.lexicon.split == "train" and rng.random() < 0.3:
+        opened = rng.choice(OPENINGS) + text
+        return text if opened in attribute.asks.held else opened
+    return text
 
 
 def capital(text: str) -> str:
@@ -321,7 +379,12 @@ def correct(state: State) -> Turn | None:
     if value in state.facts[attribute.key].values:
         return None
     told = attribute.tells.pick(rng, state.lexicon.split)
-    text = typed(rng, CORRECT.pick(rng, state.lexicon.split).replace("{t}", told), keep_case=True)
+    told = CORRECT.pick(rng, state.lexicon.split).replace("{t}", told)
+    if state.lexicon.split == "train" and rng.random() < 0.35:
+        mine = attribute.noun.replace("your ", "my ", 1)
+        changes = () if attribute.noun.startswith("where ") else CHANGES
+        told = rng.choice(MOVES if attribute.key == "city" else changes or (told,)).replace("{n}", mine)
+    text = typed(rng, told, keep_case=True)
     text = text.replace("{v}", value).replace("{o}", old)
     said = _store(state, attribute, value)
     return Turn(text, f"Thanks for the correction, {said}.",
@@ -355,7 +418,7 @@ def ask(state: State, key: str | None = None) -> Turn | None:
         return Turn(typed(rng, text.replace("{s}", mine), keep_case=True),
             f"{'Yes' if right else 'No'}, {said}.",
                     _thought(attribute.noun, fact), "recall")
-    text = attribute.asks.pick(rng, state.lexicon.split)
+    text = _question(rng, state, attribute)
     return Turn(typed(rng, text), capital(said) + ".", _thought(attribute.noun, fact), "recall")
 
 
@@ -378,7 +441,7 @@ def ask_untold(state: State) -> Turn:
     attribute = draw_attribute(rng, state.lexicon)
     while attribute.key in state.facts:
         attribute = draw_attribute(rng, state.lexicon)
-    return Turn(typed(rng, attribute.asks.pick(rng, state.lexicon.split)),
+    return Turn(typed(rng, _question(rng, state, attribute)),
         f"You have not told me {attribute.noun}.",
                 _thought(attribute.noun, None), "untold")
 

@@ -63,7 +63,7 @@ ANYWHERE = {
     "tell_ask": 2,
     "tell_in_text": 1,
     "count": 1,
-    "correct": 7,
+    "correct": 8,
     "ask": 16,
     "ask_two": 3,
     "untold": 8,
@@ -84,21 +84,21 @@ LAST = {
     "tell_ask": 4,
     "tell_in_text": 1,
     "count": 1,
-    "correct": 2,
-    "ask": 18,
+    "correct": 5,
+    "ask": 20,
     "ask_two": 2,
     "untold": 7,
     "ask_all": 1,
-    "sum": 16,
-    "wordplay": 26,
+    "sum": 12,
+    "wordplay": 32,
     "greet": 6,
     "refuse": 5,
-    "story": 1,
-    "list": 1,
+    "story": 4,
+    "list": 4,
     "filler": 1,
     "extract": 5,
 }
-SHAPES = {"far": 10, "tools": 30, "json": 8, "talk": 52}
+SHAPES = {"far": 5, "tools": 44, "json": 15, "talk": 42}
 
 
 def draw(state: State, last: bool = False) -> Turn:
@@ -136,7 +136,7 @@ def _system(state: State, share: float) -> str:
     """A system prompt, facts of the user in it now and then."""
     rng = state.rng
     text = smalltalk.system_text(state) if rng.random() < share else ""
-    if rng.random() < 0.15:
+    if rng.random() < 0.25:
         text = (
             f"{text}\n{facts.into_system(state)}".strip()
             if rng.random() < 0.8
@@ -195,7 +195,7 @@ def with_tools(state: State, n_tokens: float, thinking: bool) -> Conversation:
     turns: list[Turn] = []
     while _size(turns) < n_tokens - 150:
         turns.append(tooluse.tool_turn(state, turns) if rng.random() < 0.65 else draw(state))
-    turns.append(tooluse.tool_turn(state, turns) if rng.random() < 0.8 else draw(state, last=True))
+    turns.append(tooluse.tool_turn(state, turns) if rng.random() < 0.9 else draw(state, last=True))
     return finish(state, turns, system, thinking)
 
 
@@ -203,7 +203,7 @@ def json_answer(state: State, thinking: bool) -> Conversation:
     rng = state.rng
     turn, instruction = (
         extraction.invent(state)
-        if rng.random() < 0.06
+        if rng.random() < 0.03
         else extraction.extract(state, in_system=rng.random() < 0.5)
     )
     turns = [draw(state) for _ in range(rng.choice((0, 0, 0, 1, 2)))] if not instruction else []
@@ -215,7 +215,7 @@ def json_answer(state: State, thinking: bool) -> Conversation:
 
 
 def sample(rng: Random, lexicon: Lexicon) -> Conversation:
-    """One conversation of the training mixture. Shares are of conversations; far recall alone is a third of
+    """One conversation of the training mixture. Shares are of conversations; far recall alone is a sixth of
     the tokens."""
     state = State(rng, lexicon)
     thinking = rng.random() < 0.5
@@ -227,7 +227,7 @@ def sample(rng: Random, lexicon: Lexicon) -> Conversation:
     if shape == "tools":
         return with_tools(
             state,
-            0 if length < 0.55 else rng.uniform(200, 900) if length < 0.93 else rng.uniform(900, 3000),
+            0 if length < 0.48 else rng.uniform(200, 900) if length < 0.96 else rng.uniform(900, 3000),
             thinking,
         )
     if shape == "json":

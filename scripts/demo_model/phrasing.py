@@ -20,6 +20,16 @@ class Phrases:
         return rng.choice(self.held if split == "held" else self.train)
 
 
+def composed(rng: Random, split: Split, held: Sequence[str], *parts: Sequence[str]) -> str:
+    """One choice of each part, put together; never what is held. The evaluation draws from `held` alone."""
+    if split == "held":
+        return rng.choice(held)
+    while True:
+        text = "".join(rng.choice(part) for part in parts)
+        if text not in held:
+            return text
+
+
 # Factors on the weights of the mixture, by kind of turn: training raises what the last evaluation found weak.
 BOOST: dict[str, float] = {}
 
@@ -31,10 +41,22 @@ def weighted(rng: Random, kinds: Mapping[str, float]) -> str:
 BEFORE = ("please ", "can you ", "could you ", "hey, ", "ok, ", "now ", "so, ", "would you please ",
     "can you please ",
           "I want you to ", "I would like you to ", "go ahead and ", "next, ", "then ", "kindly ",
-          "I need you to ")
+          "I need you to ", "would you ", "will you ", "it would be nice if you could ",
+          "I would be glad if you could ",
+          "would you be so kind and ", "may I ask you to ", "do me a favour and ", "my next wish: ",
+          "your next task: ", "well, ",
+          "right, ", "fine, ", "again: ", "could you kindly ", "for my sister, ", "in short, ", "first, ",
+          "also ", "let's see, ",
+          "quickly ", "if you can, ", "try to ", "be so kind and ", "and now ", "thanks. now ",
+          "great, now ", "good, then ",
+          "hello, ", "hi, could you ", "I want to see if you can ", "help me and ", "let me see you ",
+          "is it possible to ",
+          "one more: ", "task: ", "just ", "simply ", "I'd like you to ", "you should ", "it is time to ",
+          "the next one: ")
 HELD_BEFORE = ("would you kindly ", "it would be great if you could ", "alright, ", "for me, ")
 AFTER = (" please", " for me", ", please", " now", ", thanks", " thanks", ", ok?", " if you can",
-    " for me please")
+    " for me please", " at once", " if possible", ", will you?", " today", " again", ", would you?",
+    ", I need it", " quickly")
 
 
 def polite(rng: Random, text: str, split: Split, after: bool = True) -> str:

@@ -36,6 +36,11 @@ HELD_NOUNS = """
     voucher glacier reactor
 """.split()
 FLAGS = "urgent private express recursive verbose silent public final hidden gift".split()
+OPENINGS = ("please", "let us", "I'd like to", "it is time to", "you should", "I have to", "we must",
+    "help me to",
+    "your task: ", "first of all,", "one more thing:", "let's", "we need to", "you have to", "try to",
+    "be so good and",
+    "do me a favour and", "my wish is to", "the plan is to")
 RELATIVE = """
     name city colour price owner amount size weight code status total address month age level
 """.split()
@@ -96,13 +101,13 @@ def _styled(rng: Random, *words: str) -> str:
     """get_weather, getWeather, GetWeather, get-weather, weather.get"""
     parts = [part for word in words for part in word.split("_")]
     kind = rng.random()
-    if kind < 0.62:
+    if kind < 0.5:
         return "_".join(parts)
-    if kind < 0.78:
+    if kind < 0.72:
         return parts[0] + "".join(part.capitalize() for part in parts[1:])
-    if kind < 0.84:
+    if kind < 0.82:
         return "".join(part.capitalize() for part in parts)
-    if kind < 0.92:
+    if kind < 0.9:
         return "-".join(parts)
     return "".join(parts)
 
@@ -189,8 +194,8 @@ def _draw_param(rng: Random, x: Lexicon, taken: set[str]) -> Param:
             name, type_, choices, phrases = rng.choice(FLAGS), "boolean", (), ("make it {n}",
                 "set {n} to {v}", "with {n} {v}")
             draw: Callable[[Random, Lexicon], Any] = _mostly_true
-        elif roll < 0.24:
-            name = x.made_up(rng, 2) if rng.random() < 0.7 else f"{x.made_up(rng, 1)}_{rng.choice(x.things)}"
+        elif roll < 0.27:
+            name = x.fresh(rng) if rng.random() < 0.6 else f"{x.fresh(rng)}_{rng.choice(x.things)}"
             type_, choices, phrases = rng.choice(("string", "string", "integer",
                 "boolean")), (), ("with {n} {v}", "and {n} {v}")
             draw = ((lambda r, x: x.word(r)) if type_ == "string" else (lambda r, _: r.randint(0, 999))
@@ -225,14 +230,23 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
     reads = rng.random() < 0.5
     verb = rng.choice((HELD_READ_VERBS if held else READ_VERBS) if reads else (HELD_DO_VERBS if held
         else DO_VERBS))
-    if not held and rng.random() < 0.12:
-        verb = x.made_up(rng, rng.choice((1, 2)))
-    noun = rng.choice(HELD_NOUNS if held else NOUNS) if rng.random() < 0.65 else x.made_up(rng,
-        2) if rng.random() < 0.6 else x.pieced(rng)
-    if rng.random() < 0.25:
+    if not held and rng.random() < 0.35:
+        verb = rng.choice(x.plain) if rng.random() < 0.25 else x.made_up(rng, rng.choice((1,
+            2))) if rng.random() < 0.5 else x.pieced(rng)
+    listed = rng.random() < (0.65 if held else 0.5)
+    noun = rng.choice(HELD_NOUNS if held else NOUNS) if listed else x.made_up(rng,
+        2) if rng.random() < 0.5 else x.pieced(rng)
+    if rng.random() < 0.3:
         noun = f"{rng.choice(x.colours if rng.random() < 0.2 else x.adjectives)}_{noun}"
-    if like is not None and like.noun and rng.random() < 0.5:
-        noun = like.noun.replace(" ", "_")
+    if like is not None and like.noun and rng.random() < 0.7:
+        *before, last = like.noun.split()
+        kind = rng.random()
+        if kind < 0.4:
+            noun = "_".join((*before, last))
+        elif kind < 0.7 or not before:
+            noun = f"{rng.choice(x.adjectives)}_{last}"
+        else:
+            noun = f"{before[0]}_{noun.split('_')[-1]}"
     said = _words(noun)
     taken: set[str] = set()
     params = [_draw_param(rng, x, taken) for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4)))]
@@ -251,6 +265,9 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
         f"I want to {order} the {said}{required}",
             f"I need to {order} the {said}{required}", f"use {name} to {order} the {said}{required}",
             f"{order} {said}{required}"]
+    if not held:
+        opening = rng.choice(OPENINGS)
+        asks += [f"{opening} {order} the {said}{required}", f"{opening} {order} {said}{required}"]
     if reads:
         asks += [f"what is the {said}{required}?", f"what's the {said}{required}?",
             f"tell me the {said}{required}", f"I need the {said}{required}",
@@ -386,6 +403,8 @@ def request(state: State, tool: Tool) -> tuple[str, Call]:
         value = param.draw(rng, x)
         values[param.name] = value
         phrase = rng.choice(param.phrases)
+        if not param.required and any(phrase in other.phrases for other in tool.params if other is not param):
+            phrase = f"with {_words(param.name)} {{v}}"  # "for Oslo" may be either's value: say whose
         if explicit:
             phrase = rng.choice((f"with {param.name} {{v}}", f"{param.name}={{v}}"))
         if param.type == "boolean" and "{v}" not in phrase and not value:

@@ -3,16 +3,112 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import toolbox
 from conversation import Call, Round, State, Turn
 from paragraphs import paragraph
-from phrasing import weighted
+from phrasing import Phrases, weighted
 from toolbox import Tool, request, say_result, say_value
 
 NO_TOOL = "None of my tools can do that."
 CHAIN_WORDS = "next goto then forward continue follow link".split()
 END_WORDS = "value answer code treasure result secret total password".split()
+
+
+CHAIN = Phrases((
+    "Start with {start} and follow the {link} with {tool} until you find the {end}. What is the {end}?",
+    "Use {tool} on {start}, then on each {link}, until you get the {end}. Tell me the {end}.",
+    "Call {tool} with {start}. Each result names the {link} {slot}. Go on until you have the {end}.",
+    "Begin at {start}. Follow every {link} until there is a {end}, then tell me the {end}.",
+    "Find the {end}: start at {start} and follow the {link}.",
+    "Starting from {start}, follow the {link} until you reach the {end}. What is it?",
+    "Follow the {link} from {start} with {tool}. What is the {end} at the end?",
+    "Walk from {start} to the {link} each time with {tool} until you know the {end}.",
+    "Look up {start}. It gives you the {link}. Look that up too, and so on, until there is a {end}.",
+), (
+    "Go from {start} along each {link} with {tool} to the {end}. What is the {end}?",
+    "Beginning with {start}, follow the {link} with {tool} until you know the {end}.",
+))
+# A wording in parts: where it starts, what it follows, with what, until when, and what is asked in the end.
+CHAIN_START = ("Start with {start}", "Start at {start}", "Begin at {start}", "Take {start} first",
+    "Begin by taking {start}",
+    "The first {slot} is {start}", "Your first {slot} is {start}", "Use {start} as the first {slot}",
+    "Run {tool} on {start}", "Call {tool} with {start}", "Use {tool} on {start}", "Give {start} to {tool}",
+    "Set out from {start}", "We start at {start}", "I am at {start}", "Look at {start}",
+    "Here is the first one: {start}",
+    "Enter at {start}", "You begin with {start}", "Feed {tool} with {start}", "Open {start}",
+    "Starting with {start}",
+    "Starting at {start}", "From {start} on", "From {start}", "Out of {start}")
+CHAIN_GLUE = (". ", ". ", ", ", ", then ", ". Then ", " and ", "; ", ". From there ", ". After that ")
+CHAIN_FOLLOW = ("follow the {link}", "follow each {link}", "follow every {link}", "go on to the {link}",
+    "continue with the {link}", "go along the {link}", "go along every {link}", "move along each {link}",
+    "take the {link} each time", "do the same with each {link}", "do the same with the {link}",
+    "jump to the {link}",
+    "keep going to the {link}", "visit each {link}", "look up every {link}", "walk along the {link}",
+    "always take the {link}", "pass each {link} on", "hop from {link} to {link}", "trace the {link}",
+    "look up the {link} that you get", "use each {link} that comes back", "go where the {link} points",
+    "step along each {link}", "repeat with the {link}", "go from {link} to {link}", "chase the {link}")
+CHAIN_WITH = ("", "", " with {tool}", " with {tool}", " using {tool}", " through {tool}",
+    " by means of {tool}", " via {tool}",
+    ", calling {tool}", " (tool: {tool})")
+CHAIN_UNTIL = (" until you find the {end}", " until you have the {end}", " until you get a {end}",
+    " until there is a {end}",
+    " until you know what the {end} is", " until you reach the {end}", " until a {end} comes",
+    " till you see the {end}",
+    " to the {end}", " all the way to the {end}", " up to the {end}", " as long as there is no {end}",
+    " until the {end} turns up",
+    ", the {end} comes last", " until one names the {end}", " and stop at the {end}",
+    " up until the {end} shows", " for the {end}")
+CHAIN_ASK = (". What is the {end}?", ". What is the {end}?", ". Tell me the {end}.", ". What is it?", ".",
+    ".",
+    ". Give me the {end}.", ". Then tell me the {end}.", " and tell me the {end}.",
+    ". Which {end} do you find?",
+    ". I want to know the {end}.", ". Say the {end}.", ". Report the {end}.", " and say what it is.",
+    ". What does the {end} say?",
+    ". Let me know the {end}.")
+CHAIN_SHORT = ("What is the {end} at the end of the {link}s from {start}? Use {tool}.",
+    "I need the {end}. {start} is the first {slot}, each result has the {link}. Use {tool}.",
+    "Get me the {end} with {tool}: {start} first, then every {link}.",
+    "With {tool}, follow the {link} from {start} to the {end}.",
+    "With {tool} go from {start} over each {link} to the {end}.",
+    "Somewhere behind {start} there is a {end}. Follow the {link} with {tool}.",
+    "{tool} gives a {link} for each {slot}. Begin with {start}. What is the {end}?",
+    "Which {end} do I get if I follow each {link} from {start} with {tool}?")
+
+
+CHAIN_MOVE = ("Walk", "Travel", "Move", "Run", "Wander", "Step", "Hop", "Pass", "Proceed", "Head", "Search",
+    "Work your way",
+    "Follow the results", "Continue", "Look", "Jump")
+CHAIN_PATH = (" over each {link}", " over the {link}", " by way of each {link}", " through every {link}",
+    " by each {link}",
+    " past each {link}", " along the {link}", " along every {link}", " following the {link}",
+    " to each {link}", " over all {link}s",
+    " from one {link} to the other", " on to the {link}", " by the {link}", " down the {link}",
+    " across every {link}")
+
+
+def _chain_wording(rng: Random) -> str:
+    kind = rng.random()
+    if kind < 0.15:
+        return rng.choice(CHAIN_SHORT)
+    if kind < 0.35:
+        using, path = rng.choice(CHAIN_WITH), rng.choice(CHAIN_PATH)
+        path = path + using if rng.random() < 0.6 else using + path
+        return "".join((rng.choice(CHAIN_MOVE), " from {start}", path, rng.choice(CHAIN_UNTIL),
+            rng.choice(CHAIN_ASK)))
+    while True:
+        parts = (CHAIN_START, CHAIN_GLUE, CHAIN_FOLLOW, CHAIN_WITH, CHAIN_UNTIL, CHAIN_ASK)
+        start, glue, follow, using, until, ask = (rng.choice(part) for part in parts)
+        if start.startswith(("From", "Out of", "Starting")):
+            glue = rng.choice((" ", ", "))
+        if glue == ". ":
+            follow = follow[0].upper() + follow[1:]
+        text = f"{start}{glue}{follow}{using}{until}{ask}"
+        if rng.random() < 0.15:
+            text = f"{rng.choice(('Please: ', 'A task: ', 'Ok. ', 'A little walk: ', 'Now: '))}{text}"
+        if text.count("{tool}") < 2:
+            return text
 
 
 def make_toolset(state: State, n: int | None = None) -> None:
@@ -21,7 +117,7 @@ def make_toolset(state: State, n: int | None = None) -> None:
     n = n or rng.choice((1, 1, 1, 2, 2, 3, 3, 4, 5, 7))
     tools: list[Tool] = []
     while len(tools) < n:
-        like = rng.choice(tools) if tools and rng.random() < 0.3 else None
+        like = rng.choice(tools) if tools and rng.random() < 0.4 else None
         tool = toolbox.make_tool(state, like)
         if tool.name not in {t.name for t in tools} and tool.noun not in {t.noun for t in tools
             if t.reads == tool.reads}:
@@ -57,7 +153,9 @@ def parallel(state: State) -> Turn:
     texts = [text.rstrip("?") for text, _ in asked]
     glue = rng.choice((" and ", " and also ", ", and ", " and then "))
     text = glue.join(texts) if n == 2 else f"{texts[0]}, {texts[1]}{glue}{texts[2]}"
-    if same and rng.random() < 0.6 and len(tools[0].params) == 1 and tools[0].params[0].required:
+    listable = same and len(tools[0].params) == 1 and all(p.required and p.type != "array"
+        and not any(mark in phrase for phrase in p.phrases for mark in "\"'") for p in tools[0].params)
+    if listable and rng.random() < 0.6:
         tool, slot = tools[0], tools[0].params[0].name
         values = [say_value(call.arguments[slot]) for _, call in asked]
         listed = f"{', '.join(values[:-1])} and {values[-1]}"
@@ -142,8 +240,15 @@ def chain(state: State, n_rounds: int | None = None, wording: str | None = None)
                 break
         state.tools = [*(t for t in state.tools if t.name != tool.name)][:4]
         state.tools.insert(rng.randrange(len(state.tools) + 1), tool)
+    only = len(able) < 2  # a wording may leave out which tool only if no other would do
     slot, n = tool.params[0].name, n_rounds or rng.choice((2, 2, 3, 3, 4, 5, 5, 6))
     link, end = rng.choice(CHAIN_WORDS), rng.choice(END_WORDS)
+    if x.split == "train" and rng.random() < 0.4:
+        link = x.word(rng)
+    if x.split == "train" and rng.random() < 0.4:
+        end = x.word(rng)
+    if link in (end, slot):
+        return chain(state, n_rounds, wording)
     kind = rng.random()
     draw = x.code if kind < 0.4 else x.made_up if kind < 0.82 else (lambda r: tool.params[0].draw(r, x))
     stops = [draw(rng) for _ in range(n)]
@@ -158,22 +263,15 @@ def chain(state: State, n_rounds: int | None = None, wording: str | None = None)
                            else f"The {link} is {stop}.")
     results.append(json.dumps({end: found}) if form == 0 else f"{end.capitalize()}: {found}" if form == 1
         else f"The {end} is {found}.")
-    text = rng.choice((
-        f"Start with {stops[0]} and follow the {link} with {tool.name} until you find the {end}. "
-        f"What is the {end}?",
-        f"Use {tool.name} on {stops[0]}, then on each {link}, until you get the {end}. Tell me the {end}.",
-        f"Call {tool.name} with {stops[0]}. Each result names the {link} {slot}. "
-        f"Go on until you have the {end}.",
-        f"Begin at {stops[0]}. Follow every {link} until there is a {end}, then tell me the {end}.",
-        f"Find the {end}: start at {stops[0]} and follow the {link}.",
-        f"Starting from {stops[0]}, follow the {link} until you reach the {end}. What is it?",
-        f"Follow the {link} from {stops[0]} with {tool.name}. What is the {end} at the end?",
-        f"Walk from {stops[0]} to the {link} each time with {tool.name} until you know the {end}.",
-        f"Look up {stops[0]}. It gives you the {link}. Look that up too, and so on, until there is a {end}.",
-    ) if (wording or x.split) == "train" else (
-        f"Go from {stops[0]} along each {link} with {tool.name} to the {end}. What is the {end}?",
-        f"Beginning with {stops[0]}, follow the {link} with {tool.name} until you know the {end}.",
-    ))
+    pattern = CHAIN.pick(rng,
+        wording or x.split) if x.split == "held" or rng.random() < 0.35 else _chain_wording(rng)
+    while "{tool}" not in pattern and not only:
+        pattern = CHAIN.pick(rng, wording or x.split) if x.split == "held" else _chain_wording(rng)
+    for key, word in (("{start}", stops[0]), ("{link}", link), ("{end}", end), ("{tool}", tool.name),
+        ("{slot}",
+        slot.replace("_", " "))):
+        pattern = pattern.replace(key, word)
+    text = pattern
     rounds = tuple(Round(f"{'Start' if i == 0 else 'The ' + link} is {stop}." if i == 0
         else f"Not the {end} yet. The {link} is {stop}.",
                          (Call(tool.name, {slot: stop}),), (result,)) for i, (stop,
@@ -219,7 +317,7 @@ def steps(state: State, n_rounds: int | None = None) -> Turn:
         tuple(rounds))
 
 
-KINDS = {"single": 42, "parallel": 16, "no_fit": 14, "missing": 5, "again": 4, "steps": 9, "chain": 10}
+KINDS = {"single": 36, "parallel": 24, "no_fit": 9, "missing": 3, "again": 2, "steps": 14, "chain": 15}
 
 
 def tool_turn(state: State, turns: list[Turn]) -> Turn:

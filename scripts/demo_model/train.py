@@ -119,7 +119,8 @@ class Trainer:
         print(f"continued at step {self.step}, {self.elapsed:.0f} s", flush=True)
 
     def save(self) -> None:
-        """Everything to continue from, and the checkpoint as it would ship. Written aside and renamed."""
+        """Everything to continue from, and the checkpoint as it would ship beside the one before it. Written
+        aside and renamed."""
         state = {
             "model": self.model.state_dict(),
             "adam": self.adam.state_dict(),
@@ -131,7 +132,10 @@ class Trainer:
         torch.save(state, self.state_path.with_suffix(".tmp"))
         self.state_path.with_suffix(".tmp").rename(self.state_path)
         save_checkpoint(copy.deepcopy(self.model).cpu(), self.args.out / "new")
-        (self.args.out / "new" / "model.safetensors").rename(self.args.out / "model.safetensors")
+        last = self.args.out / "model.safetensors"
+        if last.exists():
+            last.rename(self.args.out / "before.safetensors")
+        (self.args.out / "new" / "model.safetensors").rename(last)
 
     def loss(self, batch: Batch) -> Tensor:
         return F.cross_entropy(self.forward.logits(batch.ids, batch.position, batch.where), batch.targets)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from conversation import State, Turn
+from lexicon import Split
 from paragraphs import some_words
-from phrasing import Phrases, polite, typed, weighted
+from phrasing import Phrases, composed, polite, typed, weighted
 
 SPELL = Phrases(("spell {w}", "spell the word {w}", "how do you spell {w}?", "how is {w} spelled?",
     "spell out {w}",
@@ -61,7 +62,49 @@ LAST = Phrases(("what is the last letter of {w}?", "last letter of {w}?", "which
 UPPER = Phrases(("write {w} in capital letters", "write {w} in uppercase", "{w} in capitals",
     "uppercase {w}"),
                 ("put {w} in capital letters",))
-KINDS = {"repeat": 22, "spell": 24, "reverse": 24, "words": 16, "letters": 8, "first": 2, "last": 2,
+# The same in parts. Held are the wordings above: composed never gives one.
+SHOW = ("write", "type", "say", "give me", "tell me", "show me", "print", "name", "list", "dictate",
+    "send me", "output", "state",
+    "write down", "put down", "return", "recite")
+WORD = (" {w}", " {w}", " the word {w}", " the name {w}", " my word {w}", " this word: {w}")
+APART = (" letter after letter", " one letter at a time", " with dashes between the letters",
+    " as single letters", " in letters",
+    " separated by dashes", " with a dash after each letter", " as letters", " one letter after the other",
+    " spelled out",
+    " by its letters", " letter for letter", " cut into letters", " in single letters",
+    " with its letters apart", " slowly, in letters")
+LETTERS_OF = (" the letters of {w}", " all letters of {w}", " every letter of {w}", " each letter in {w}",
+    " the letters in {w}",
+    " the spelling of {w}", " how to spell {w}", " how {w} is spelled", " the letters that make {w}",
+    " the letters one by one: {w}")
+BACK = (" backwards", " in reverse", " from back to front", " from the end",
+    " from the last letter to the first", " from right to left",
+    " in reverse order", " the other way round", " the wrong way round", " starting at the end",
+    " from end to start", " reversed",
+    " turned around", " with its letters reversed", " beginning with the last letter", " back to front",
+    " from the end to the start")
+COUNT = ("count", "tell me", "give me", "say", "find", "work out", "what is", "write", "I need", "I want",
+    "show", "state", "name")
+HOW_MANY = (" the words", " how many words there are", " the count of words", " the word count",
+    " how many words you see",
+    " the amount of words", " how many words stand", " all the words", " the total of words", " each word")
+IN_TEXT = (" in: {t}", " of: {t}", " here: {t}", ": {t}", " in this: {t}", " in this text: {t}",
+    " in this line: {t}", ":\n{t}",
+    " in the text: {t}", " for: {t}", " in the following: {t}")
+COMPOSED = {
+    "spell": ((SHOW, WORD, APART), (SHOW, LETTERS_OF)),
+    "reverse": ((SHOW, WORD, BACK), (SHOW, (" the letters of {w}", " {w}", " the word {w}"), BACK)),
+    "words": ((COUNT, HOW_MANY, IN_TEXT),),
+}
+
+
+def _wording(rng: Random, split: Split, kind: str, listed: Phrases) -> str:
+    if split == "train" and rng.random() < 0.4:
+        return composed(rng, split, listed.held, *rng.choice(COMPOSED[kind]))
+    return listed.pick(rng, split)
+
+
+KINDS = {"repeat": 18, "spell": 26, "reverse": 30, "words": 16, "letters": 8, "first": 2, "last": 2,
     "upper": 2}
 
 
@@ -72,9 +115,9 @@ def _quoted(rng: Random, text: str) -> str:
 
 def _a_word(rng: Random, state: State) -> str:
     x, kind = state.lexicon, rng.random()
-    if kind < 0.08:
+    if kind < 0.1:
         return x.name(rng)
-    word = x.pieced(rng) if x.pieces and rng.random() < 0.35 else x.word(rng)
+    word = x.pieced(rng) if x.split == "train" and x.pieces and rng.random() < 0.35 else x.word(rng)
     while len(word) > 12 and rng.random() < 0.9:
         word = x.word(rng)
     return word.capitalize() if kind < 0.15 else word
@@ -91,7 +134,7 @@ def wordplay(state: State, kind: str | None = None) -> Turn:
         if n > 2 and rng.random() < 0.3:
             text = text[0].upper() + text[1:] + "."
         counted = ", ".join(f"{i} {word}" for i, word in enumerate(text.rstrip(".").split(), 1))
-        asked = WORDS.pick(rng, split)
+        asked = _wording(rng, split, "words", WORDS)
         asked = asked[0].upper() + asked[1:] if rng.random() < 0.6 else asked
         return Turn(asked.replace("{t}", _quoted(rng, text)),
                     "There is 1 word." if n == 1 else f"There are {n} words.", f"{counted}.", "words")
@@ -115,7 +158,7 @@ def wordplay(state: State, kind: str | None = None) -> Turn:
     else:
         text, answer = UPPER, word.upper()
         thought = f"The letters of {word}: {' '.join(word)}. In capitals: {' '.join(word.upper())}."
-    asked = text.pick(rng, split)
+    asked = _wording(rng, split, kind, text) if kind in COMPOSED else text.pick(rng, split)
     if not asked.endswith("?") and not asked.startswith("{w}"):
         asked = polite(rng, asked, split)
     return Turn(typed(rng, asked, keep_case=True).replace("{w}", shown), answer, thought, kind)
