@@ -135,16 +135,11 @@ class DecodeBatch:
         return logits
 
     def _positions(self) -> list[StepGroup]:
-        """Each group's positions, and which columns of the buffers its members may see after this step."""
-        found = []
-        for group, members, padding in zip(self._groups, self._members, self._padding, strict=True):
-            n_columns = self._lengths[group.keys[0]] + group.padding[0]
-            if padding is None:
-                found.append(StepGroup(members, group.kv, n_columns, None))
-            else:
-                mask = mx.arange(n_columns + 1) >= padding[:, None]
-                found.append(StepGroup(members, group.kv, n_columns - padding, mask[:, None, None, :]))
-        return found
+        """Each group's buffers and positions for the next step."""
+        return [
+            StepGroup(members, group.kv, self._lengths[group.keys[0]] + group.padding[0], padding)
+            for group, members, padding in zip(self._groups, self._members, self._padding, strict=True)
+        ]
 
     def _settle(self) -> None:
         """Bring groups and rows in line with the membership."""
@@ -159,7 +154,9 @@ class DecodeBatch:
         self._rows = self.keys
         self._joined = {}
         self._members = [mx.array([self._rows.index(key) for key in group.keys]) for group in self._groups]
-        self._padding = [mx.array(group.padding) if any(group.padding) else None for group in self._groups]
+        self._padding = [
+            mx.array(group.padding, mx.int32) if any(group.padding) else None for group in self._groups
+        ]
 
     def _build(self, keys: tuple[int, ...]) -> _Group:
         """Buffers for a group that was not there before, from where its members stand now."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import mlx.nn as nn
 
 from model.backend import BackendKind
 from model.checkpoint.config import ModelConfig
-from model.layers import gdn_cuda
+from model.layers.add_norm import AddNorm, add_norm_for
 from model.layers.delta_rule import DeltaRule, delta_rule_for
 from model.layers.elementwise import Elementwise, elementwise_for
 from model.layers.linear import Apply, apply_for
 from model.layers.softmax_attention import Attend, attend_for
+from model.layers.swiglu import Swiglu, swiglu_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +26,18 @@ class Device:
         apply: how a linear layer is applied.
         attend: scaled dot-product attention.
         rule: the gated delta rule.
-        fuses_steps: whether a GDN layer decodes in one CUDA kernel between its projections.
+        swiglu: the middle of a dense feed-forward block.
+        add_norm: makes the residual sum and the norm after it.
+        has_kernels: whether mixers run as our CUDA kernels where these take the model's shapes.
     """
 
     math: Elementwise
     apply: Apply
     attend: Attend
     rule: DeltaRule
-    fuses_steps: bool
+    swiglu: Swiglu
+    add_norm: Callable[[nn.Module], AddNorm]
+    has_kernels: bool
 
 
 def device_for(kind: BackendKind, config: ModelConfig) -> Device:
@@ -40,5 +48,7 @@ def device_for(kind: BackendKind, config: ModelConfig) -> Device:
         apply=apply_for(kind),
         attend=attend_for(kind, math),
         rule=delta_rule_for(kind, config, math.exp),
-        fuses_steps=kind == "cuda" and gdn_cuda.can_step(config.conv_kernel, config.key_head_dim),
+        swiglu=swiglu_for(kind, math),
+        add_norm=add_norm_for(kind),
+        has_kernels=kind == "cuda",
     )

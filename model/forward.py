@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from model.backend import BackendKind
 from model.batch import DecodeBatch
-from model.checkpoint.config import ModelConfig
+from model.checkpoint.config import LayerType, ModelConfig
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.checkpoint.weights import parameters
-from model.device import device_for
+from model.device import Device, device_for
 from model.kv import KvLayout, capacity_for
+from model.layers.add_norm import AddNorm
 from model.layers.attention import Attention, StepGroup
+from model.layers.cuda.full_attention import CudaAttention
+from model.layers.cuda.linear_attention import CudaLinearAttention
 from model.layers.feed_forward import FeedForward
 from model.layers.gdn import CHUNK
 from model.layers.linear_attention import LinearAttention
@@ -54,13 +57,18 @@ class Forward:
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
         device = device_for(kind, config)
-        self._mixers: list[LinearAttention | Attention] = [
-            LinearAttention(layer.linear_attn, config, device)
-            if type_ == "linear_attention"
-            else Attention(layer.self_attn, config, device)
-            for layer, type_ in zip(model.model.layers, config.layer_types, strict=True)
+        layers = model.model.layers
+        norms = [*(layer.input_layernorm for layer in layers[1:]), model.model.norm]
+        self._blocks = [
+            Block(
+                _mixer(layer, type_, config, device),
+                device.add_norm(layer.post_attention_layernorm),
+                FeedForward(layer.mlp, device),
+                device.add_norm(norm_after),
+            )
+            for layer, type_, norm_after in zip(layers, config.layer_types, norms, strict=True)
         ]
-        self._feed_forward = [FeedForward(layer.mlp, device) for layer in model.model.layers]
+        self._head = _head(model, config, device)
         self._model = model
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self.kv_layout = KvLayout(
@@ -125,43 +133,83 @@ class Forward:
         captured: list[list[Recurrent]] = []
         rows, recurrent = iter(state.kv), iter(state.recurrent)
         after: list[Recurrent] = []
-        x = self._model.model.embed_tokens(ids)
-        for layer, mixer, feed_forward in self._layers():
-            h = layer.input_layernorm(x)
-            if isinstance(mixer, LinearAttention):
-                mixed, end, layer_captured = mixer.prefill(h, next(recurrent), inside)
+        x, h = self._embed(ids)
+        for block in self._blocks:
+            if isinstance(block.mixer, LinearAttention):
+                mixed, end, layer_captured = block.mixer.prefill(h, next(recurrent), inside)
                 after.append(end)
                 captured.append(layer_captured)
             else:
-                mixed = mixer.prefill(h, next(rows))
-            x = x + mixed
-            x = x + feed_forward(layer.post_attention_layernorm(x))
+                mixed = block.mixer.prefill(h, next(rows))
+            x, h = block.feed(x, mixed)
         state.recurrent = after
         state.position += n_tokens
-        return x, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
+        return h, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
 
     def _step(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """One token to each of B sequences, lazily: ids [B] to logits [B, V]; the states advance."""
         n_full = n_linear = 0
-        x = self._model.model.embed_tokens(ids[:, None])
-        for layer, mixer, feed_forward in self._layers():
-            h = layer.input_layernorm(x)
-            if isinstance(mixer, LinearAttention):
-                mixed, recurrent[n_linear] = mixer.step(h, recurrent[n_linear])
+        x, h = self._embed(ids[:, None])
+        for block in self._blocks:
+            if isinstance(block.mixer, LinearAttention):
+                mixed, recurrent[n_linear] = block.mixer.step(h, recurrent[n_linear])
                 n_linear += 1
             else:
-                mixed = mixer.step(h, groups, n_full)
+                mixed = block.mixer.step(h, groups, n_full)
                 n_full += 1
-            x = x + mixed
-            x = x + feed_forward(layer.post_attention_layernorm(x))
-        return self._logits(x)[:, 0]
+            x, h = block.feed(x, mixed)
+        return self._logits(h)[:, 0]
 
-    def _layers(self) -> Iterator[tuple[nn.Module, LinearAttention | Attention, FeedForward]]:
-        return zip(self._model.model.layers, self._mixers, self._feed_forward, strict=True)
+    def _embed(self, ids: mx.array) -> tuple[mx.array, mx.array]:
+        """ids [B, T] to rows [B, T, H], and those after the first norm."""
+        x = self._model.model.embed_tokens(ids)
+        return x, self._model.model.layers[0].input_layernorm(x)
 
     def _logits(self, hidden: mx.array) -> mx.array:
-        """[B, T, H] to [B, T, V] in float32."""
-        x = self._model.model.norm(hidden)
-        tied = self.config.tie_word_embeddings
-        out: mx.array = self._model.model.embed_tokens.as_linear(x) if tied else self._model.lm_head(x)
-        return out.astype(mx.float32)
+        """[B, T, H] after the last norm to [B, T, V] in float32."""
+        return self._head(hidden).astype(mx.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer of the model, without the norm in front: the layer before it has run that.
+
+    Attributes:
+        mixer: what looks at other tokens.
+        add_mixed: adds its outputs, and norms the sum for the feed-forward half.
+        feed_forward: what looks at one token.
+        add_fed: adds its outputs, and norms the sum for the next layer, or for the head.
+    """
+
+    mixer: LinearAttention | Attention
+    add_mixed: AddNorm
+    feed_forward: FeedForward
+    add_fed: AddNorm
+
+    def feed(self, x: mx.array, mixed: mx.array) -> tuple[mx.array, mx.array]:
+        """The layer's input and its mixer's outputs, [B, T, H], to its output and the normed output."""
+        x, h = self.add_mixed(x, mixed)
+        return self.add_fed(x, self.feed_forward(h))
+
+
+def _mixer(
+    layer: nn.Module, type_: LayerType, config: ModelConfig, device: Device
+) -> LinearAttention | Attention:
+    """The layer's mixer, as kernels of our own where the device has them for its shapes."""
+    if type_ == "linear_attention":
+        fused = device.has_kernels and CudaLinearAttention.takes(config)
+        return (CudaLinearAttention if fused else LinearAttention)(layer.linear_attn, config, device)
+    fused = device.has_kernels and CudaAttention.takes(layer.self_attn, config)
+    return (CudaAttention if fused else Attention)(layer.self_attn, config, device)
+
+
+def _head(model: nn.Module, config: ModelConfig, device: Device) -> Callable[[mx.array], mx.array]:
+    """Hidden rows [..., H] to logits [..., V]."""
+    if not config.tie_word_embeddings:
+        return lambda x: device.apply(model.lm_head, x)
+    embedding = model.model.embed_tokens
+    if type(embedding) is not nn.Embedding:
+        return lambda x: embedding.as_linear(x)
+    linear = nn.Linear(1, 1, bias=False)
+    linear.weight = embedding.weight
+    return lambda x: device.apply(linear, x)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from model.backend import detect
-from model.layers import gdn_cuda
 from model.layers.delta_rule import Chunked, DeltaRule, MetalKernel
 from model.layers.elementwise import elementwise_for
 from model.layers.gdn import unit_lower_inverse
@@ -65,8 +64,6 @@ def rules() -> dict[str, DeltaRule]:
         "array operations": Chunked(mx.exp),
         "polynomial exponential": Chunked(elementwise_for("cpu").exp),
     }
-    if kind == "cuda":
-        found["CUDA kernel"] = Chunked(mx.exp, gdn_cuda.carry)
     if kind == "metal":
         found["Metal kernel"] = MetalKernel()
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,21 +16,39 @@ from model.layers.projection import Projection
 from model.layers.softmax_attention import Mask
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepGroup:
     """Sequences of a batch that stand in common, left-padded buffers.
 
     Attributes:
         members: [b] rows of the batch that are these sequences, in the buffers' order.
         kv: one for each full-attention layer; they grow by the step.
-        offset: the sequences' positions, one for all or [b].
-        mask: [b, 1, 1, length] after the step, True where a column is no padding; None if there is none.
+        n_columns: columns in use before the step.
+        padding: [b] int32, columns on the left that are none of a sequence's; None if there are none.
     """
 
     members: mx.array
     kv: Sequence[KvRows]
-    offset: int | mx.array
-    mask: mx.array | None
+    n_columns: int
+    padding: mx.array | None
+
+    @cached_property
+    def offset(self) -> int | mx.array:
+        """The sequences' positions, one for all or [b]."""
+        return self.n_columns if self.padding is None else self.n_columns - self.padding
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """The sequences' positions, [b] int32."""
+        offset = self.offset
+        return offset if isinstance(offset, mx.array) else mx.array([offset] * self.members.size, mx.int32)
+
+    @cached_property
+    def mask(self) -> mx.array | None:
+        """[b, 1, 1, length] after the step, True where a column is a sequence's own; None if all are."""
+        if self.padding is None:
+            return None
+        return (mx.arange(self.n_columns + 1) >= self.padding[:, None])[:, None, None, :]
 
 
 class Attention:

@@ -9,9 +9,8 @@ import mlx.core as mx
 
 from model.backend import BackendKind
 from model.checkpoint.config import ModelConfig
-from model.layers import gdn_cuda
 from model.layers.elementwise import Unary
-from model.layers.gdn import CHUNK, Carry, chunked_delta_rule, delta_rule_step
+from model.layers.gdn import chunked_delta_rule, delta_rule_step
 
 
 class DeltaRule(Protocol):
@@ -36,11 +35,10 @@ class DeltaRule(Protocol):
 
 
 class Chunked:
-    """Array operations throughout, or with a kernel for the walk over the chunks."""
+    """Array operations throughout."""
 
-    def __init__(self, exp: Unary, carry: Carry | None = None) -> None:
+    def __init__(self, exp: Unary) -> None:
         self._exp = exp
-        self._carry = carry
 
     def many(
         self,
@@ -52,9 +50,7 @@ class Chunked:
         state: mx.array,
         capture_at: Sequence[int],
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
-        return chunked_delta_rule(
-            q, k, v, log_decay, beta, state, capture_at, exp=self._exp, carry=self._carry
-        )
+        return chunked_delta_rule(q, k, v, log_decay, beta, state, capture_at, exp=self._exp)
 
     def one(
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
@@ -102,8 +98,6 @@ def delta_rule_for(kind: BackendKind, config: ModelConfig, exp: Unary) -> DeltaR
     """The implementation for a device and the shapes of a model."""
     if kind == "metal" and config.key_head_dim % 32 == 0:  # mlx-lm's kernel reads keys in groups of 32
         return MetalKernel()
-    if kind == "cuda" and gdn_cuda.can_carry(CHUNK, config.key_head_dim, config.value_head_dim):
-        return Chunked(exp, gdn_cuda.carry)
     return Chunked(exp)
 
 

@@ -14,7 +14,7 @@ class FeedForward:
 
     def __init__(self, block: nn.Module, device: Device) -> None:
         self._block = block
-        self._silu = device.math.silu
+        self._swiglu = device.swiglu
         self._apply = device.apply
         self._is_dense = "gate_proj" in block
         if self._is_dense:
@@ -25,5 +25,4 @@ class FeedForward:
         if not self._is_dense:
             mixed: mx.array = self._block(x)
             return mixed
-        gate, up = self._inputs(x)
-        return self._apply(self._block.down_proj, self._silu(gate) * up)
+        return self._apply(self._block.down_proj, self._swiglu(self._inputs, x))

@@ -20,14 +20,11 @@ it is the same update with the first r rows and with G_r in the place of G_C.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from model.layers.elementwise import Unary
-
-# u, w, to_end, decay, state: see carry_chunks
-Carry = Callable[[mx.array, mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 
 CHUNK = 64
 _BLOCK = 16
@@ -44,7 +41,6 @@ def chunked_delta_rule(
     capture_at: Sequence[int] = (),
     *,
     exp: Unary = mx.exp,
-    carry: Carry | None = None,
 ) -> tuple[mx.array, mx.array, list[mx.array]]:
     """Feed T tokens of one sequence.
 
@@ -55,7 +51,6 @@ def chunked_delta_rule(
         state: [Hv, Dv, Dk], float32.
         capture_at: token counts in 1..T after which the state is wanted, ascending.
         exp: the device's exponential.
-        carry: the device's walk over the chunks; None for :func:`carry_chunks`.
 
     Returns:
         Outputs [T, Hv, Dv] in the dtype of ``v``, the state after T tokens, the states asked for.
@@ -79,7 +74,7 @@ def chunked_delta_rule(
     since_start = exp(total)[..., None]
     to_end = exp(total[..., -1:] - total)[..., None]
     by_head = (n_value_heads, n_chunks, size, -1)
-    starts, news, last = (carry or carry_chunks)(
+    starts, news, last = carry_chunks(
         (inverse @ (beta * values)).reshape(by_head),
         (inverse @ ((beta * since_start) * k)).reshape(by_head),
         (to_end * k).reshape(by_head),

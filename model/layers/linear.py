@@ -1,4 +1,4 @@
-"""How a linear layer is applied: as it is on a GPU; on the CPU in the form its products are fast in."""
+"""How a linear layer is applied: in the form that the device's products are fast in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.backend import BackendKind
+from model.layers.cuda.matvec import can_multiply, matvec
 
 # A layer and its input [..., in] to its output [..., out].
 Apply = Callable[[nn.Module, mx.array], mx.array]
@@ -19,12 +20,18 @@ _UNPACK_ROWS = 4
 
 def apply_for(kind: BackendKind) -> Apply:
     """The way for a device."""
-    return _apply_on_cpu if kind == "cpu" else _apply
+    return {"cpu": _apply_on_cpu, "cuda": _apply_on_cuda, "metal": _apply}[kind]
 
 
 def _apply(layer: nn.Module, x: mx.array) -> mx.array:
     out: mx.array = layer(x)
     return out
+
+
+def _apply_on_cuda(layer: nn.Module, x: mx.array) -> mx.array:
+    if type(layer) is nn.Linear and "bias" not in layer and can_multiply(x, layer.weight):
+        return matvec(x, layer.weight)
+    return _apply(layer, x)
 
 
 def _apply_on_cpu(layer: nn.Module, x: mx.array) -> mx.array:

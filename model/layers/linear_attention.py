@@ -13,7 +13,6 @@ import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.device import Device
-from model.layers import gdn_cuda
 from model.layers.projection import Projection
 from model.state import Recurrent
 
@@ -35,12 +34,6 @@ class LinearAttention:
         self._key_scale = mx.array(scale, mx.float32)[:, None]
         self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
-        self._step_weights: gdn_cuda.StepWeights | None = None
-        if device.fuses_steps:
-            eps = mx.array([block.norm.eps], mx.float32)
-            self._step_weights = gdn_cuda.StepWeights(
-                self._taps, self._decay_rate, block.dt_bias, block.norm.weight, eps
-            )
 
     def prefill(
         self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
@@ -70,8 +63,6 @@ class LinearAttention:
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""
-        if self._step_weights is not None:
-            return self._fused_step(x, past, self._step_weights)
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
         q, k, v = self._heads(self._device.math.silu((rows * self._taps).sum(axis=1, keepdims=True)))
@@ -80,15 +71,6 @@ class LinearAttention:
             q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix
         )
         return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
-
-    def _fused_step(
-        self, x: mx.array, past: Recurrent, weights: gdn_cuda.StepWeights
-    ) -> tuple[mx.array, Recurrent]:
-        """The same in one kernel between the projections."""
-        rows = self._inputs.joined(x)[:, 0]
-        mixed, window, matrix = gdn_cuda.step(rows, past.window, past.matrix, weights)
-        out = self._device.apply(self._block.out_proj, mixed[:, None])
-        return out, Recurrent(window, matrix)
 
     def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
         """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""

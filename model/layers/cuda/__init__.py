@@ -1,0 +1,1 @@
+"""What a layer computes between its matrix products, as CUDA kernels."""

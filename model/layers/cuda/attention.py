@@ -1,0 +1,296 @@
+"""Full attention around its projections: norms and positions in one kernel; and, while decoding, softmax
+attention in two (split over the columns, then joined), because MLX has no fused one for wide heads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from model.layers.cuda.kernel import Kernel, Template
+
+_WARPS = 4
+_UNROLLED = 4  # columns that a warp reads at once
+_BLOCKS = 528  # four for each of 132 multiprocessors
+_FEWEST_COLUMNS = 128  # of a block: less is not worth a block
+
+# A warp does one head of one token: RMS norm for q and k, the rotation, and out in the layout that attention
+# reads. Values are copied.
+_PREPARE = """
+constexpr int WARPS = THREADS / 32;
+constexpr int EACH = D / 32;
+constexpr int HEADS = HQ + 2 * HKV;
+__shared__ float turned[WARPS * D];
+const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+const long long job = (long long)blockIdx.x * WARPS + warp;
+const int n_rows = rows_shape[0];
+const int n = job / HEADS, head = job % HEADS;
+if (n >= n_rows) return;
+const bool is_query = head < HQ, is_key = !is_query && head < HQ + HKV;
+const int local = is_query ? head : is_key ? head - HQ : head - HQ - HKV;
+const int column = is_query ? local * 2 * D : 2 * HQ * D + (head - HQ) * D;
+const int n_heads = is_query ? HQ : HKV;
+const T* source = &rows[(long long)n * WIDTH + column];
+T* out = is_query ? q : is_key ? k : v;
+out += IS_STEP ? ((long long)n * n_heads + local) * D : ((long long)local * n_rows + n) * D;
+if (!is_query && !is_key) {
+  for (int j = 0; j < EACH; ++j) out[j * 32 + lane] = source[j * 32 + lane];
+  return;
+}
+float x[EACH];
+float square = 0.0f;
+for (int j = 0; j < EACH; ++j) {
+  x[j] = static_cast<float>(source[j * 32 + lane]);
+  square += x[j] * x[j];
+}
+for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffff, square, step);
+const float scale = rsqrtf(square / D + eps[0]);
+const T* weight = is_query ? q_weight : k_weight;
+for (int j = 0; j < EACH; ++j) {
+  const int i = j * 32 + lane;
+  x[j] *= scale * static_cast<float>(weight[i]);
+  turned[warp * D + i] = x[j];
+}
+__syncwarp();
+const float position = IS_STEP ? (float)positions[n] : (float)(positions[0] + n);
+for (int j = 0; j < EACH; ++j) {
+  const int i = j * 32 + lane;
+  float y = x[j];
+  if (i < ROTARY) {
+    const bool is_first = i < ROTARY / 2;
+    const float angle = position * frequencies[is_first ? i : i - ROTARY / 2];
+    const float other = turned[warp * D + (is_first ? i + ROTARY / 2 : i - ROTARY / 2)];
+    y = is_first ? y * cosf(angle) - other * sinf(angle) : y * cosf(angle) + other * sinf(angle);
+  }
+  out[i] = static_cast<T>(y);
+}
+"""
+
+# One block does one part of the columns for the query heads that share a KV head. Each of its warps takes
+# every WARPS-th run of columns, a lane has D / 32 neighbouring numbers of every row; softmax as it goes.
+_DECODE = """
+constexpr int WARPS = THREADS / 32;
+constexpr int EACH = D / 32;
+constexpr int G = HQ / HKV;
+constexpr int BYTES = EACH * sizeof(T);
+struct __align__(BYTES < 16 ? BYTES : 16) Pack { T at[EACH]; };
+__shared__ float sums[WARPS * G * D];
+__shared__ float stats[WARPS * G * 2];
+const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+const int part = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z;
+const int length = keys_shape[2];
+const int per_part = ((length + gridDim.x - 1) / gridDim.x + UNROLLED - 1) / UNROLLED * UNROLLED;
+const int begin = part * per_part;
+const int end = begin + per_part < length ? begin + per_part : length;
+const int padding = IS_PADDED ? paddings[sequence] : 0;
+const T* key_rows = keys + sequence * keys_strides[0] + kv_head * keys_strides[1];
+const T* value_rows = values + sequence * values_strides[0] + kv_head * values_strides[1];
+const long long key_step = keys_strides[2], value_step = values_strides[2];
+float query[G][EACH], sum[G][EACH], top[G], weight[G];
+#pragma unroll
+for (int g = 0; g < G; ++g) {
+  const T* source = &q[((long long)sequence * HQ + kv_head * G + g) * D + lane * EACH];
+  for (int j = 0; j < EACH; ++j) {
+    query[g][j] = static_cast<float>(source[j]) * scale[0];
+    sum[g][j] = 0.0f;
+  }
+  top[g] = -1e30f;
+  weight[g] = 0.0f;
+}
+for (int base = begin + warp * UNROLLED; base < end; base += WARPS * UNROLLED) {
+  Pack key[UNROLLED], value[UNROLLED];
+  #pragma unroll
+  for (int i = 0; i < UNROLLED; ++i) {
+    const int s = base + i < end ? base + i : end - 1;
+    key[i] = *reinterpret_cast<const Pack*>(key_rows + s * key_step + lane * EACH);
+    value[i] = *reinterpret_cast<const Pack*>(value_rows + s * value_step + lane * EACH);
+  }
+  #pragma unroll
+  for (int g = 0; g < G; ++g) {
+    float score[UNROLLED];
+    float highest = top[g];
+    #pragma unroll
+    for (int i = 0; i < UNROLLED; ++i) {
+      float dot = 0.0f;
+      for (int j = 0; j < EACH; ++j) dot += query[g][j] * static_cast<float>(key[i].at[j]);
+      for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffff, dot, step);
+      const bool is_seen = base + i < end && base + i >= padding;
+      score[i] = is_seen ? dot : -INFINITY;
+      highest = fmaxf(highest, score[i]);
+    }
+    const float kept = expf(top[g] - highest);
+    top[g] = highest;
+    weight[g] *= kept;
+    for (int j = 0; j < EACH; ++j) sum[g][j] *= kept;
+    #pragma unroll
+    for (int i = 0; i < UNROLLED; ++i) {
+      const float p = expf(score[i] - highest);
+      weight[g] += p;
+      for (int j = 0; j < EACH; ++j) sum[g][j] += p * static_cast<float>(value[i].at[j]);
+    }
+  }
+}
+#pragma unroll
+for (int g = 0; g < G; ++g) {
+  for (int j = 0; j < EACH; ++j) sums[(warp * G + g) * D + lane * EACH + j] = sum[g][j];
+  if (lane == 0) {
+    stats[(warp * G + g) * 2] = top[g];
+    stats[(warp * G + g) * 2 + 1] = weight[g];
+  }
+}
+__syncthreads();
+for (int i = threadIdx.x; i < G * D; i += THREADS) {
+  const int g = i / D, d = i % D;
+  float highest = stats[g * 2];
+  for (int w = 1; w < WARPS; ++w) highest = fmaxf(highest, stats[(w * G + g) * 2]);
+  float total = 0.0f, share = 0.0f;
+  for (int w = 0; w < WARPS; ++w) {
+    const float kept = expf(stats[(w * G + g) * 2] - highest);
+    total += kept * sums[(w * G + g) * D + d];
+    share += kept * stats[(w * G + g) * 2 + 1];
+  }
+  const long long at = ((long long)sequence * HQ + kv_head * G + g) * gridDim.x + part;
+  parts[at * D + d] = total;
+  if (d == 0) {
+    tops[at] = highest;
+    weights[at] = share;
+  }
+}
+"""
+
+# One block does one head of one sequence: the parts' shares, then the output's gate.
+_JOIN = """
+const int d = threadIdx.x, head = blockIdx.x, sequence = blockIdx.y;
+const int n_parts = tops_shape[2];
+const long long first = ((long long)sequence * HQ + head) * n_parts;
+float highest = tops[first];
+for (int i = 1; i < n_parts; ++i) highest = fmaxf(highest, tops[first + i]);
+float total = 0.0f, share = 0.0f;
+for (int i = 0; i < n_parts; ++i) {
+  const float kept = expf(tops[first + i] - highest);
+  total += kept * parts[(first + i) * D + d];
+  share += kept * weights[first + i];
+}
+const float gate = static_cast<float>(rows[(long long)sequence * WIDTH + head * 2 * D + D + d]);
+out[((long long)sequence * HQ + head) * D + d] = static_cast<T>(total / share / (1.0f + expf(-gate)));
+"""
+
+_prepare = Kernel(
+    "attention_prepare",
+    ["rows", "q_weight", "k_weight", "eps", "frequencies", "positions"],
+    ["q", "k", "v"],
+    _PREPARE,
+)
+_decode = Kernel(
+    "attention_decode",
+    ["q", "keys", "values", "scale", "paddings"],
+    ["parts", "tops", "weights"],
+    _DECODE,
+    takes_views=True,
+)
+_join = Kernel("attention_join", ["parts", "tops", "weights", "rows"], ["out"], _JOIN)
+
+
+class AttentionShape(NamedTuple):
+    """Heads of a full-attention layer, and how many of a head's numbers are rotated."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_rotated: int
+
+    def template(self, dtype: mx.Dtype) -> Template:
+        heads, kv_heads, dim = self.n_heads, self.n_kv_heads, self.head_dim
+        width = 2 * (heads + kv_heads) * dim
+        return {"T": dtype, "HQ": heads, "HKV": kv_heads, "D": dim, "WIDTH": width}
+
+
+class AttentionWeights(NamedTuple):
+    """What the kernels read besides the rows.
+
+    Attributes:
+        q_norm, k_norm: [D] in the model's dtype.
+        eps, scale: [1]; frequencies: [n_rotated / 2], radians a position; all float32.
+    """
+
+    q_norm: mx.array
+    k_norm: mx.array
+    eps: mx.array
+    scale: mx.array
+    frequencies: mx.array
+
+
+def can_attend(shape: AttentionShape, dtype: mx.Dtype) -> bool:
+    """Whether the kernels take these shapes: whole groups of 32 numbers, in 48 KiB of shared memory."""
+    group = shape.n_heads // shape.n_kv_heads
+    fits = 4 * _WARPS * group * (shape.head_dim + 2) <= 48 << 10
+    return fits and shape.head_dim % 64 == 0 and shape.head_dim <= 512 and dtype.size <= 4
+
+
+def prepare(
+    rows: mx.array, positions: mx.array, shape: AttentionShape, weights: AttentionWeights, *, is_step: bool
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries, keys and values, normed and turned to their positions.
+
+    Args:
+        rows: [n, (q | gate) of each head | k | v] of the input projections.
+        positions: int32; [n], one for each row, in a step; else [1], the first row's.
+        is_step: whether the rows belong to n sequences, not to n tokens of one.
+
+    Returns:
+        q [B, Hq, T, D], k and v [B, Hkv, T, D], with B = n and T = 1 in a step, else B = 1 and T = n.
+    """
+    n_rows, threads = rows.shape[0], 32 * _WARPS
+    n_jobs = n_rows * (shape.n_heads + 2 * shape.n_kv_heads)
+    n_seqs, n_tokens = (n_rows, 1) if is_step else (1, n_rows)
+    q, k, v = _prepare(
+        [rows, weights.q_norm, weights.k_norm, weights.eps, weights.frequencies, positions],
+        shape.template(rows.dtype) | {"ROTARY": shape.n_rotated, "IS_STEP": int(is_step), "THREADS": threads},
+        (-(-n_jobs // _WARPS),),
+        threads,
+        [
+            ((n_seqs, heads, n_tokens, shape.head_dim), rows.dtype)
+            for heads in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)
+        ],
+    )
+    return q, k, v
+
+
+def decode(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    rows: mx.array,
+    padding: mx.array | None,
+    shape: AttentionShape,
+    weights: AttentionWeights,
+) -> mx.array:
+    """One query of each of B sequences against its rows, gated.
+
+    Args:
+        q: [B, Hq, 1, D]; keys, values: [B, Hkv, S, D], views of larger buffers or not.
+        rows: [B, ...] as for :func:`prepare`, for the gates.
+        padding: [B] int32, columns on the left that are none of the sequence's; None for none.
+
+    Returns:
+        [B, Hq * D].
+    """
+    n_seqs, n_columns, threads = q.shape[0], keys.shape[2], 32 * _WARPS
+    n_parts = min(-(-n_columns // _FEWEST_COLUMNS), -(-_BLOCKS // (n_seqs * shape.n_kv_heads)))
+    template = shape.template(q.dtype)
+    parts, tops, shares = _decode(
+        [q, keys, values, weights.scale, weights.scale if padding is None else padding],
+        template | {"UNROLLED": _UNROLLED, "IS_PADDED": int(padding is not None), "THREADS": threads},
+        (n_parts, shape.n_kv_heads, n_seqs),
+        threads,
+        [((n_seqs, shape.n_heads, n_parts, shape.head_dim), mx.float32)]
+        + [((n_seqs, shape.n_heads, n_parts), mx.float32)] * 2,
+    )
+    (out,) = _join(
+        [parts, tops, shares, rows],
+        template,
+        (shape.n_heads, n_seqs),
+        shape.head_dim,
+        [((n_seqs, shape.n_heads * shape.head_dim), q.dtype)],
+    )
+    return out

@@ -1,0 +1,76 @@
+"""CUDA kernels as functions of arrays; ``mx.fast.cuda_kernel`` builds each on its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+Template = dict[str, int | mx.Dtype]
+Outputs = Sequence[tuple[Sequence[int], mx.Dtype]]
+
+
+class Kernel:
+    """One kernel's source.
+
+    Args:
+        name: what MLX keeps the built kernel under.
+        inputs, outputs: names of the arrays in ``source``, in order. MLX adds ``NAME_shape`` and
+            ``NAME_strides`` where the source mentions them.
+        source: the body.
+        takes_views: inputs need not be contiguous; the source minds their strides.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        source: str,
+        *,
+        takes_views: bool = False,
+    ) -> None:
+        self._definition = (name, tuple(inputs), tuple(outputs), source, not takes_views)
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        template: Template,
+        blocks: Sequence[int],
+        threads: int,
+        outputs: Outputs,
+    ) -> list[mx.array]:
+        """Launch it.
+
+        Args:
+            inputs: the arrays.
+            template: compile-time constants and types of the source.
+            blocks: [1..3] blocks in each direction.
+            threads: of a block.
+            outputs: shape and dtype of each result.
+        """
+        x, y, z = (*blocks, 1, 1)[:3]
+        results: list[mx.array] = _built(*self._definition)(
+            inputs=list(inputs),
+            template=list(template.items()),
+            grid=(x * threads, y, z),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[tuple(shape) for shape, _ in outputs],
+            output_dtypes=[dtype for _, dtype in outputs],
+        )
+        return results
+
+
+@cache
+def _built(
+    name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str, contiguous: bool
+) -> Any:
+    return mx.fast.cuda_kernel(
+        name=name,
+        input_names=list(inputs),
+        output_names=list(outputs),
+        source=source,
+        ensure_row_contiguous=contiguous,
+    )

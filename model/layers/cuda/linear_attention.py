@@ -1,0 +1,56 @@
+"""A GDN layer on CUDA: the kernels between the projections, in the place of array operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from model.checkpoint.config import ModelConfig
+from model.device import Device
+from model.layers.cuda.gdn_prefill import TAPS, GdnShape, GdnWeights, can_walk, capture, walk
+from model.layers.cuda.gdn_step import step
+from model.layers.linear_attention import LinearAttention
+from model.state import Recurrent
+
+
+class CudaLinearAttention(LinearAttention):
+    """See :class:`LinearAttention`, which takes the prompts whose shapes the kernels do not."""
+
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
+        super().__init__(block, config, device)
+        self._shape = GdnShape(
+            config.n_key_heads, config.n_value_heads, config.key_head_dim, config.value_head_dim
+        )
+        eps = mx.array([block.norm.eps], mx.float32)
+        bias = block.dt_bias.astype(mx.float32)
+        self._weights = GdnWeights(self._taps, self._decay_rate, bias, block.norm.weight, eps)
+
+    @staticmethod
+    def takes(config: ModelConfig) -> bool:
+        """Whether the kernels take the model's heads: a warp reads a row of keys in whole groups."""
+        return config.conv_kernel == TAPS and config.key_head_dim % 32 == 0
+
+    def prefill(
+        self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        if not can_walk(self._shape, x.dtype):
+            return super().prefill(x, past, capture_at)
+        rows, window = self._inputs.joined(x)[0], past.window[0]
+        walked = walk(rows, window, past.matrix[0], self._shape, self._weights)
+        captured = []
+        for position in capture_at:
+            tail, state = capture(position, rows, window, walked, self._shape)
+            captured.append(Recurrent(tail[None], state[None]))
+        tail = mx.contiguous(rows[-window.shape[0] :, : window.shape[1]])
+        missing = window.shape[0] - tail.shape[0]
+        if missing:
+            tail = mx.concatenate([window[-missing:], tail])
+        out = self._device.apply(self._block.out_proj, walked.out[None])
+        return out, Recurrent(tail[None], walked.state[None]), captured
+
+    def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
+        rows = self._inputs.joined(x)[:, 0]
+        mixed, window, matrix = step(rows, past.window, past.matrix, self._shape, self._weights)
+        return self._device.apply(self._block.out_proj, mixed[:, None]), Recurrent(window, matrix)
