@@ -139,6 +139,19 @@ COMPANIES = """
     Nimbus Orbit Pioneer Quarry Rivero Summit Tandem Umbra Vertex Willow Zenith
 """.split()
 HELD_COMPANIES = "Argento Bluefin Cascade Foxglove Ironwood Solstice".split()
+HELD_READ_VERBS = "obtain inspect".split()
+HELD_DO_VERBS = "launch approve attach block".split()
+HELD_NOUNS = """
+    warehouse shipment subscription thermostat curtain passport museum beacon lottery elevator orchestra
+    voucher glacier reactor
+""".split()
+HELD_WORDS = frozenset(
+    word.lower()
+    for words in (HELD_NAMES, HELD_CITIES, HELD_COLOURS, HELD_ANIMALS, HELD_FOODS, HELD_THINGS, HELD_PLACES,
+        HELD_JOBS,
+        HELD_HOBBIES, HELD_ADJECTIVES, HELD_PLAIN, HELD_COMPANIES, HELD_READ_VERBS, HELD_DO_VERBS, HELD_NOUNS)
+    for word in words
+)
 ONSETS = """
     b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sh sk sl sn st th tr tw qu ch bl sp y x
 """.split()
@@ -219,7 +232,7 @@ class Lexicon:
         while True:
             word = rng.choice(LETTERS) if rng.random() < 0.35 else ""
             word += "".join(rng.choice(self.pieces) for _ in range(rng.choice((1, 1, 2, 2, 3))))
-            if 2 < len(word) <= 12 and self.mine(word):
+            if 2 < len(word) <= 12 and self.mine(word) and word not in HELD_WORDS:
                 return word
 
     def fresh(self, rng: Random) -> str:

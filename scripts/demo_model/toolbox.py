@@ -10,16 +10,14 @@ from random import Random
 from typing import Any
 
 from conversation import Call, State
-from lexicon import Lexicon
+from lexicon import HELD_DO_VERBS, HELD_NOUNS, HELD_READ_VERBS, Lexicon
 from phrasing import polite, typed
 
 READ_VERBS = "get fetch find look_up read check show retrieve query load".split()
-HELD_READ_VERBS = "obtain inspect".split()
 DO_VERBS = """
     create add send delete update book cancel start stop open close move order schedule print play save
     set remove make register submit archive share copy rename reserve buy clean repair build pause
 """.split()
-HELD_DO_VERBS = "launch approve attach block".split()
 NOUNS = """
     weather forecast price order invoice user account balance ticket file note message email event
     meeting flight hotel room car song playlist light door alarm timer reminder report task project
@@ -30,10 +28,6 @@ NOUNS = """
     delivery machine pump valve engine battery oven window garden plant animal pet patient appointment
     prescription course lesson exam grade student teacher loan card limit policy claim contract quote
     lead campaign survey answer
-""".split()
-HELD_NOUNS = """
-    warehouse shipment subscription thermostat curtain passport museum beacon lottery elevator orchestra
-    voucher glacier reactor
 """.split()
 FLAGS = "urgent private express recursive verbose silent public final hidden gift".split()
 OPENINGS = ("please", "let us", "I'd like to", "it is time to", "you should", "I have to", "we must",
