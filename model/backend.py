@@ -64,8 +64,15 @@ def detect() -> Backend:
         )
         return Backend(kind, str(info.get("device_name", kind)), int(n_bytes), None)
     # MLX's CPU products are fast in float32 only: 5 GFLOP/s in bfloat16 on two cores, 200 in float32.
-    name = f"CPU ({platform.machine()}, {len(_usable_cores())} cores)"
+    name = f"CPU ({platform.machine()}, {n_usable_cores()} cores)"
     return Backend("cpu", name, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "float32")
+
+
+def n_usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _keep_freed_memory() -> None:
@@ -78,12 +85,6 @@ def _keep_freed_memory() -> None:
     if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
-
-
-def _usable_cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _extra() -> str:

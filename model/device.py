@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import mlx.nn as nn
 
-from model.backend import BackendKind
+from model.backend import BackendKind, n_usable_cores
 from model.checkpoint.config import ModelConfig
 from model.layers.add_norm import AddNorm, add_norm_for
+from model.layers.cpu.crew import Crew
 from model.layers.delta_rule import DeltaRule, delta_rule_for
 from model.layers.elementwise import Elementwise, elementwise_for
 from model.layers.linear import Apply, apply_for
@@ -29,6 +30,8 @@ class Device:
         swiglu: the middle of a dense feed-forward block.
         add_norm: makes the residual sum and the norm after it.
         has_kernels: whether mixers run as our CUDA kernels where these take the model's shapes.
+        is_cpu: whether long prompts run outside MLX, on all cores.
+        crew: the threads that then share the work; they start when they are needed.
     """
 
     math: Elementwise
@@ -38,6 +41,8 @@ class Device:
     swiglu: Swiglu
     add_norm: Callable[[nn.Module], AddNorm]
     has_kernels: bool
+    is_cpu: bool
+    crew: Crew
 
 
 def device_for(kind: BackendKind, config: ModelConfig) -> Device:
@@ -51,4 +56,6 @@ def device_for(kind: BackendKind, config: ModelConfig) -> Device:
         swiglu=swiglu_for(kind, math),
         add_norm=add_norm_for(kind),
         has_kernels=kind == "cuda",
+        is_cpu=kind == "cpu",
+        crew=Crew(n_usable_cores()),
     )

@@ -17,8 +17,11 @@ from model.checkpoint.fingerprint import ModelFingerprint
 from model.checkpoint.weights import parameters
 from model.device import Device, device_for
 from model.kv import KvLayout, capacity_for
-from model.layers.add_norm import AddNorm
 from model.layers.attention import Attention, StepGroup
+from model.layers.block import Block
+from model.layers.cpu.feed_forward import CpuFeedForward
+from model.layers.cpu.linear_attention import CpuLinearAttention
+from model.layers.cuda.compiled_step import CompiledStep
 from model.layers.cuda.full_attention import CudaAttention
 from model.layers.cuda.linear_attention import CudaLinearAttention
 from model.layers.feed_forward import FeedForward
@@ -63,13 +66,16 @@ class Forward:
             Block(
                 _mixer(layer, type_, config, device),
                 device.add_norm(layer.post_attention_layernorm),
-                FeedForward(layer.mlp, device),
+                (CpuFeedForward if device.is_cpu else FeedForward)(layer.mlp, device),
                 device.add_norm(norm_after),
             )
             for layer, type_, norm_after in zip(layers, config.layer_types, norms, strict=True)
         ]
         self._head = _head(model, config, device)
         self._model = model
+        self._compiled_step: CompiledStep | None = None
+        if device.has_kernels and CompiledStep.takes(self._blocks):
+            self._compiled_step = CompiledStep(self._embed, self._blocks, self._logits)
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self.kv_layout = KvLayout(
             config.n_kv_heads, config.head_dim, getattr(mx, fingerprint.dtype), fingerprint.kv_bits
@@ -148,6 +154,8 @@ class Forward:
 
     def _step(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """One token to each of B sequences, lazily: ids [B] to logits [B, V]; the states advance."""
+        if self._compiled_step is not None:
+            return self._compiled_step(ids, groups, recurrent)
         n_full = n_linear = 0
         x, h = self._embed(ids[:, None])
         for block in self._blocks:
@@ -170,32 +178,12 @@ class Forward:
         return self._head(hidden).astype(mx.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One layer of the model, without the norm in front: the layer before it has run that.
-
-    Attributes:
-        mixer: what looks at other tokens.
-        add_mixed: adds its outputs, and norms the sum for the feed-forward half.
-        feed_forward: what looks at one token.
-        add_fed: adds its outputs, and norms the sum for the next layer, or for the head.
-    """
-
-    mixer: LinearAttention | Attention
-    add_mixed: AddNorm
-    feed_forward: FeedForward
-    add_fed: AddNorm
-
-    def feed(self, x: mx.array, mixed: mx.array) -> tuple[mx.array, mx.array]:
-        """The layer's input and its mixer's outputs, [B, T, H], to its output and the normed output."""
-        x, h = self.add_mixed(x, mixed)
-        return self.add_fed(x, self.feed_forward(h))
-
-
 def _mixer(
     layer: nn.Module, type_: LayerType, config: ModelConfig, device: Device
 ) -> LinearAttention | Attention:
     """The layer's mixer, as kernels of our own where the device has them for its shapes."""
+    if type_ == "linear_attention" and device.is_cpu:
+        return CpuLinearAttention(layer.linear_attn, config, device)
     if type_ == "linear_attention":
         fused = device.has_kernels and CudaLinearAttention.takes(config)
         return (CudaLinearAttention if fused else LinearAttention)(layer.linear_attn, config, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from model.backend import detect
+from model.layers.cpu.gdn import CHUNK, delta_rule
 from model.layers.delta_rule import Chunked, DeltaRule, MetalKernel
 from model.layers.elementwise import elementwise_for
 from model.layers.gdn import unit_lower_inverse
@@ -57,12 +59,35 @@ def recurrence(x: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
     return np.stack(outs), states
 
 
+class InNumpy(Chunked):
+    """The rule of a long prompt on the CPU, which takes heads first and whole chunks."""
+
+    def many(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        log_decay: mx.array,
+        beta: mx.array,
+        state: mx.array,
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, mx.array, list[mx.array]]:
+        n = len(k)
+        padding = -n % CHUNK
+        rows = [np.pad(x, [(0, padding), *[(0, 0)] * (x.ndim - 1)]) for x in (q, k, v, log_decay, beta)]
+        last = np.array(state)
+        captured = {position: np.empty_like(last) for position in capture_at}
+        out = delta_rule(*(np.ascontiguousarray(x.swapaxes(0, 1)) for x in rows), last, captured)
+        return mx.array(out[:, :n].swapaxes(0, 1)), mx.array(last), [mx.array(x) for x in captured.values()]
+
+
 def rules() -> dict[str, DeltaRule]:
     """Every implementation this machine can run."""
     kind = detect().kind
     found: dict[str, DeltaRule] = {
         "array operations": Chunked(mx.exp),
         "polynomial exponential": Chunked(elementwise_for("cpu").exp),
+        "NumPy": InNumpy(mx.exp),
     }
     if kind == "metal":
         found["Metal kernel"] = MetalKernel()

@@ -11,6 +11,8 @@ from itertools import accumulate
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 
 from model.layers.linear import Apply
 
@@ -21,29 +23,36 @@ class Projection:
     Plain layers of one dtype are joined, and so are quantised layers of one format; the parts are then
     taken out of ``block``, so that no weight is held twice. Anything else (LoRA, mixed formats) is
     called one by one.
+
+    Attributes:
+        layers: what is applied to the input: the joined layer, or those of all names.
     """
 
     def __init__(self, block: nn.Module, names: Sequence[str], apply: Apply) -> None:
         self._apply = apply
         layers = [block[name] for name in names]
-        self._layers = [_joined(layers)] if _can_join(layers) else layers
+        self.layers = [_joined(layers)] if _can_join(layers) else layers
         self._splits: list[int] = []
-        if len(self._layers) < len(layers):
+        if len(self.layers) < len(layers):
             widths = [int(layer.weight.shape[0]) for layer in layers]
             self._splits = list(accumulate(widths))[:-1]
             for name in names:
                 block.pop(name)
-            block["_".join(names)] = self._layers[0]
+            block["_".join(names)] = self.layers[0]
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         """[..., H] to one array [..., width] for each name, in order."""
         if self._splits:
             return list(mx.split(self.joined(x), self._splits, axis=-1))
-        return [self._apply(layer, x) for layer in self._layers]
+        return [self._apply(layer, x) for layer in self.layers]
+
+    def split(self, outputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """What :attr:`layers` gave of an input, [..., width] each, as one array for each name."""
+        return np.split(outputs[0], self._splits, axis=-1) if self._splits else outputs
 
     def joined(self, x: mx.array) -> mx.array:
         """[..., H] to the arrays of all names side by side, [..., total width]."""
-        parts = [self._apply(layer, x) for layer in self._layers]
+        parts = [self._apply(layer, x) for layer in self.layers]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 

@@ -1,0 +1,1 @@
+"""What the CPU computes outside MLX: long prompts, in NumPy, on all cores."""

@@ -1,0 +1,38 @@
+"""The dense feed-forward half on the CPU: prompts in NumPy, rows shared out to all cores."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from model.device import Device
+from model.layers.cpu.products import MANY_ROWS, can_multiply, matrix, one_plus_exp_minus, pieces
+from model.layers.feed_forward import FeedForward
+
+
+class CpuFeedForward(FeedForward):
+    """See :class:`FeedForward`, which takes single tokens and layers of other kinds (LoRA, experts)."""
+
+    def __init__(self, block: nn.Module, device: Device) -> None:
+        super().__init__(block, device)
+        self._crew = device.crew
+        self._can_multiply = self._is_dense and can_multiply(*self._inputs.layers, block.down_proj)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        n_seqs, n_tokens, _ = x.shape
+        if n_seqs > 1 or n_tokens < MANY_ROWS or not self._can_multiply:
+            return super().__call__(x)
+        rows = np.asarray(x)[0]
+        inputs, output = [matrix(layer) for layer in self._inputs.layers], matrix(self._block.down_proj)
+        out = np.empty((n_tokens, output.shape[1]), np.float32)
+        parts = pieces(n_tokens, self._crew)
+
+        def one(i: int) -> None:
+            gate, up = self._inputs.split([rows[parts[i]] @ weight for weight in inputs])
+            gate /= one_plus_exp_minus(gate, np.empty_like(gate))
+            gate *= up
+            np.matmul(gate, output, out=out[parts[i]])
+
+        self._crew.each(one, len(parts))
+        return mx.array(out)[None]

@@ -1,0 +1,49 @@
+"""A GDN layer on the CPU: prompts in NumPy on all cores, steps as they are everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from model.checkpoint.config import ModelConfig
+from model.device import Device
+from model.layers.cpu.mix import MixWeights, Rows, mix, window_after
+from model.layers.cpu.products import MANY_ROWS, can_multiply, matrix, multiply
+from model.layers.linear_attention import LinearAttention
+from model.state import Recurrent
+
+
+class CpuLinearAttention(LinearAttention):
+    """See :class:`LinearAttention`, which takes short prompts and layers of other kinds (LoRA)."""
+
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
+        super().__init__(block, config, device)
+        self._crew = device.crew
+        self._can_multiply = can_multiply(*self._inputs.layers, block.out_proj)
+        taps, rate, bias, norm = (
+            np.asarray(x.astype(mx.float32))
+            for x in (self._taps, self._decay_rate, block.dt_bias, block.norm.weight)
+        )
+        self._weights = MixWeights(taps, rate, bias, norm, block.norm.eps)
+
+    def prefill(
+        self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        n_tokens = x.shape[1]
+        if n_tokens < MANY_ROWS or not self._can_multiply:
+            return super().prefill(x, past, capture_at)
+        inputs = np.asarray(x)[0]
+        rows = Rows(
+            *self._inputs.split([multiply(inputs, matrix(p), self._crew) for p in self._inputs.layers])
+        )
+        window, state = np.asarray(past.window)[0], np.asarray(past.matrix)[0]
+        mixed, last, captured = mix(rows, window, state, capture_at, self._weights, self._config, self._crew)
+        out = multiply(mixed, matrix(self._block.out_proj), self._crew)
+        states = [
+            Recurrent(mx.array(window_after(window, rows.qkv, end))[None], mx.array(found)[None])
+            for end, found in zip([*capture_at, n_tokens], [*captured, last], strict=True)
+        ]
+        return mx.array(out)[None], states[-1], states[:-1]

@@ -1,0 +1,134 @@
+"""What the CPU computes in NumPy for long prompts gives what array operations give."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.models import qwen3_5
+from mlx_lm.tuner.lora import LoRALinear
+
+from model.backend import detect
+from model.checkpoint.config import ModelConfig, config_from, text_arguments
+from model.device import Device, device_for
+from model.layers.cpu.crew import Crew
+from model.layers.cpu.feed_forward import CpuFeedForward
+from model.layers.cpu.linear_attention import CpuLinearAttention
+from model.layers.feed_forward import FeedForward
+from model.layers.linear_attention import LinearAttention
+from model.state import Recurrent
+
+pytestmark = pytest.mark.skipif(detect().kind != "cpu", reason="for the CPU")
+
+HEADS = [(1, 1), (2, 2), (3, 6), (2, 6)]
+
+
+def shape(heads: tuple[int, int] = (2, 4)) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": heads[0],
+        "linear_num_value_heads": heads[1],
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 48,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "intermediate_size": 96,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    }
+
+
+def parts(raw: dict[str, Any], seed: int = 0) -> tuple[list[nn.Module], ModelConfig, Device]:
+    """Layers of a random model; twice the same for the same seed, since joining takes them apart."""
+    mx.random.seed(seed)
+    model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw)))
+    model.update(tree_map(lambda x: x + 0.2 * mx.random.normal(x.shape), model.parameters()))
+    config = config_from(raw)
+    return model.language_model.model.layers, config, device_for("cpu", config)
+
+
+def random(*size: int) -> mx.array:
+    return mx.random.normal(size, key=mx.random.key(sum(size)))
+
+
+def same(found: mx.array, wanted: mx.array) -> bool:
+    return bool(mx.allclose(found, wanted, rtol=1e-4, atol=1e-5).item())
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    ("n_tokens", "capture_at"),
+    [(1, [1]), (33, [1, 2, 3, 4, 33]), (64, [63]), (130, [64, 65, 130]), (1100, [512, 600])],
+)
+def test_a_gdn_layer_gives_the_outputs_and_states_of_array_operations(
+    heads: tuple[int, int], n_tokens: int, capture_at: Sequence[int]
+) -> None:
+    raw = shape(heads)
+    (first, *_), config, device = parts(raw)
+    (again, *_), _, _ = parts(raw)
+    past = Recurrent(
+        random(1, 3, config.conv_dim), random(1, heads[1], config.value_head_dim, config.key_head_dim)
+    )
+    x = random(1, n_tokens, 64)
+    wanted, last, captured = LinearAttention(first.linear_attn, config, device).prefill(x, past, capture_at)
+    found, end, kept = CpuLinearAttention(again.linear_attn, config, device).prefill(x, past, capture_at)
+    assert same(found, wanted)
+    for one, other in zip([*kept, end], [*captured, last], strict=True):
+        assert same(one.window, other.window)
+        assert same(one.matrix, other.matrix)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 31, 32, 33, 200])
+@pytest.mark.parametrize("change", ["nothing", "4 bits", "LoRA"])
+def test_a_feed_forward_block_gives_what_array_operations_give(n_tokens: int, change: str) -> None:
+    blocks = [parts(shape())[0][0].mlp for _ in range(2)]
+    _, _, device = parts(shape())
+    for block in blocks:
+        if change == "4 bits":
+            nn.quantize(block, 32, 4)
+        if change == "LoRA":
+            mx.random.seed(1)
+            block.up_proj = LoRALinear.from_base(block.up_proj, 4)
+            block.up_proj.lora_b = random(4, 96)
+    x = random(1, n_tokens, 64)
+    assert same(CpuFeedForward(blocks[0], device)(x), FeedForward(blocks[1], device)(x))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("n", [0, 1, 4, 23])
+def test_a_crew_does_every_piece_of_work_once(size: int, n: int) -> None:
+    done: list[int] = []
+    Crew(size).each(done.append, n)
+    assert sorted(done) == list(range(n))
+
+
+def test_a_crew_works_on_several_pieces_at_once() -> None:
+    all_there = threading.Barrier(3)
+    Crew(3).each(lambda _: all_there.wait(timeout=30), 3)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_fault_in_one_piece_is_raised_when_the_others_are_done(failing: int) -> None:
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        if i == failing:
+            raise ValueError(f"piece {i}")
+        done.append(i)
+
+    with pytest.raises(ValueError, match=f"piece {failing}"):
+        Crew(2).each(work, 3)
+    assert failing not in done
