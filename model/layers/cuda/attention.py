@@ -10,7 +10,6 @@ import mlx.core as mx
 from model.layers.cuda.kernel import Kernel, Template
 
 _WARPS = 4
-_UNROLLED = 4  # columns that a warp reads at once
 _BLOCKS = 528  # four for each of 132 multiprocessors
 _FEWEST_COLUMNS = 128  # of a block: less is not worth a block
 
@@ -115,7 +114,7 @@ for (int base = begin + warp * UNROLLED; base < end; base += WARPS * UNROLLED) {
       for (int j = 0; j < EACH; ++j) dot += query[g][j] * static_cast<float>(key[i].at[j]);
       for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffff, dot, step);
       const bool is_seen = base + i < end && base + i >= padding;
-      score[i] = is_seen ? dot : -INFINITY;
+      score[i] = is_seen ? dot : -3e38f;
       highest = fmaxf(highest, score[i]);
     }
     const float kept = expf(top[g] - highest);
@@ -278,9 +277,11 @@ def decode(
     n_seqs, n_columns, threads = q.shape[0], keys.shape[2], 32 * _WARPS
     n_parts = min(-(-n_columns // _FEWEST_COLUMNS), -(-_BLOCKS // (n_seqs * shape.n_kv_heads)))
     template = shape.template(q.dtype)
+    # Columns that a warp reads at once: fewer where many heads share them, whose sums it holds.
+    unrolled = 4 if shape.n_heads // shape.n_kv_heads * shape.head_dim <= 1024 else 2
     parts, tops, shares = _decode(
         [q, keys, values, weights.scale, weights.scale if padding is None else padding],
-        template | {"UNROLLED": _UNROLLED, "IS_PADDED": int(padding is not None), "THREADS": threads},
+        template | {"UNROLLED": unrolled, "IS_PADDED": int(padding is not None), "THREADS": threads},
         (n_parts, shape.n_kv_heads, n_seqs),
         threads,
         [((n_seqs, shape.n_heads, n_parts, shape.head_dim), mx.float32)]

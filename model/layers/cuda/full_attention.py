@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,6 +14,20 @@ from model.kv import KvRows
 from model.layers.attention import Attention, StepGroup
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, can_attend, decode, prepare
 from model.layers.softmax_attention import Mask
+
+
+class Heads(NamedTuple):
+    """One token of each of B sequences on its way to the rows.
+
+    Attributes:
+        joined: [B, width] of the input projections, for the gates.
+        q: [B, Hq, 1, D]; k, v: [B, Hkv, 1, D]; normed and turned to their positions.
+    """
+
+    joined: mx.array
+    q: mx.array
+    k: mx.array
+    v: mx.array
 
 
 class CudaAttention(Attention):
@@ -50,21 +65,39 @@ class CudaAttention(Attention):
         return self._mix(out.transpose(0, 2, 1, 3), gate)
 
     def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
+        return self.end_step(self.mix_step(self.begin_step(x, positions_of(groups)), groups, layer))
+
+    def begin_step(self, x: mx.array, positions: mx.array) -> Heads:
+        """One token of each of B sequences, x [B, 1, H], before it meets the rows; positions [B]."""
         joined = self._inputs.joined(x)[:, 0]
+        return Heads(joined, *prepare(joined, positions, self._shape, self._weights, is_step=True))
+
+    def mix_step(self, heads: Heads, groups: Sequence[StepGroup], layer: int) -> mx.array:
+        """Append the rows and attend: the gated heads' outputs [B, Hq * D]."""
         if len(groups) == 1:
-            return self._apply_output(self._over_group(joined, groups[0], layer))
-        outs = [self._over_group(joined[group.members], group, layer) for group in groups]
-        order = mx.argsort(mx.concatenate([group.members for group in groups]))
-        return self._apply_output(mx.concatenate(outs)[order])
+            return self._over_rows(heads, groups[0], layer)
+        outs = [self._over_rows(Heads(*(side[group.members] for side in heads)), group, layer) for group in groups]
+        return mx.concatenate(outs)[_order(groups)]
 
-    def _over_group(self, joined: mx.array, group: StepGroup, layer: int) -> mx.array:
-        """[b, width] of the input projections to the gated heads' outputs [b, Hq * D]."""
-        q, k, v = prepare(joined, group.positions, self._shape, self._weights, is_step=True)
-        keys, values = group.kv[layer].append(k, v)
-        return decode(q, keys, values, joined, group.padding, self._shape, self._weights)
-
-    def _apply_output(self, mixed: mx.array) -> mx.array:
+    def end_step(self, mixed: mx.array) -> mx.array:
+        """[B, Hq * D] to the layer's outputs [B, 1, H]."""
         return self._device.apply(self._block.o_proj, mixed[:, None])
+
+    def _over_rows(self, heads: Heads, group: StepGroup, layer: int) -> mx.array:
+        keys, values = group.kv[layer].append(heads.k, heads.v)
+        return decode(heads.q, keys, values, heads.joined, group.padding, self._shape, self._weights)
+
+
+def positions_of(groups: Sequence[StepGroup]) -> mx.array:
+    """The positions of all sequences of a step, [B] int32, in the batch's order."""
+    if len(groups) == 1:
+        return groups[0].positions
+    return mx.concatenate([group.positions for group in groups])[_order(groups)]
+
+
+def _order(groups: Sequence[StepGroup]) -> mx.array:
+    """Where each sequence of the batch stands when the groups are laid end to end."""
+    return mx.argsort(mx.concatenate([group.members for group in groups]))
 
 
 def _shape_of(block: nn.Module, config: ModelConfig) -> AttentionShape:

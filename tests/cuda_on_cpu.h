@@ -1,0 +1,144 @@
+// What a CUDA kernel sees of its machine, on a CPU: the threads of a block are fibers that take turns, and
+// change at barriers and shuffles. Blocks run one after the other, so shared memory is static.
+#include <ucontext.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __global__
+
+using Shape = std::array<int32_t, 8>;
+using Strides = std::array<int64_t, 8>;
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+  __nv_bfloat16() = default;
+  explicit __nv_bfloat16(float x) {  // to the nearest, ties to even
+    uint32_t word;
+    std::memcpy(&word, &x, 4);
+    bits = std::isnan(x) ? 0x7fc0 : (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+  }
+  explicit operator float() const {
+    const uint32_t word = uint32_t(bits) << 16;
+    float x;
+    std::memcpy(&x, &word, 4);
+    return x;
+  }
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct Dim {
+  unsigned x, y, z;
+};
+
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
+namespace machine {
+enum class Wait { none, warp, block, over };
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(256 << 10);
+  Wait wait;
+  float shuffled;
+};
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static unsigned current;
+static void (*body)();
+
+static void pause(Wait wait) {
+  fibers[current].wait = wait;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+static void enter() {
+  body();
+  fibers[current].wait = Wait::over;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+// Lets those go on that wait at a barrier which all others that still run have reached too.
+static bool release(unsigned first, unsigned end, Wait wait) {
+  bool is_anyone = false;
+  for (unsigned t = first; t < end; ++t) {
+    if (fibers[t].wait == Wait::over) continue;
+    if (fibers[t].wait != wait) return false;
+    is_anyone = true;
+  }
+  for (unsigned t = first; t < end; ++t)
+    if (fibers[t].wait == wait) fibers[t].wait = Wait::none;
+  return is_anyone;
+}
+static void run_block(unsigned n_threads) {
+  for (unsigned t = 0; t < n_threads; ++t) {
+    Fiber& fiber = fibers[t];
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    fiber.wait = Wait::none;
+    makecontext(&fiber.context, enter, 0);
+  }
+  for (;;) {
+    bool ran = false;
+    for (unsigned warp = 0; warp < n_threads; warp += 32) {
+      const unsigned end = warp + 32 < n_threads ? warp + 32 : n_threads;
+      do {
+        for (unsigned t = warp; t < end; ++t) {
+          if (fibers[t].wait != Wait::none) continue;
+          current = t;
+          threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+          swapcontext(&scheduler, &fibers[t].context);
+          ran = true;
+        }
+      } while (release(warp, end, Wait::warp));
+    }
+    if (release(0, n_threads, Wait::block)) continue;
+    if (!ran) {
+      for (unsigned t = 0; t < n_threads; ++t)
+        if (fibers[t].wait != Wait::over) {
+          std::fprintf(stderr, "threads wait for a barrier that others have left out\n");
+          std::abort();
+        }
+      return;
+    }
+  }
+}
+static void run(void (*kernel)()) {
+  body = kernel;
+  const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z;
+  fibers.resize(n_threads);
+  for (unsigned z = 0; z < gridDim.z; ++z)
+    for (unsigned y = 0; y < gridDim.y; ++y)
+      for (unsigned x = 0; x < gridDim.x; ++x) {
+        blockIdx = {x, y, z};
+        run_block(n_threads);
+      }
+}
+static float exchange(float x, unsigned from) {
+  const unsigned warp = current / 32 * 32;
+  fibers[current].shuffled = x;
+  pause(Wait::warp);
+  const float found = fibers[warp + from].shuffled;
+  pause(Wait::warp);
+  return found;
+}
+}  // namespace machine
+
+inline void __syncthreads() { machine::pause(machine::Wait::block); }
+inline void __syncwarp() { machine::pause(machine::Wait::warp); }
+inline float __shfl_sync(unsigned, float x, unsigned lane) { return machine::exchange(x, lane); }
+inline float __shfl_xor_sync(unsigned, float x, unsigned mask) {
+  return machine::exchange(x, (machine::current % 32) ^ mask);
+}
+inline float __shfl_up_sync(unsigned, float x, unsigned delta) {
+  const unsigned lane = machine::current % 32;
+  return machine::exchange(x, lane < delta ? lane : lane - delta);
+}

@@ -1,0 +1,203 @@
+"""The CUDA kernels give what array operations give: on a GPU, or else thread by thread on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cuda_emulator
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.models import qwen3_5
+
+from model.backend import detect
+from model.checkpoint.config import ModelConfig, config_from
+from model.checkpoint.fingerprint import ModelFingerprint
+from model.forward import Forward
+from model.layers.cuda import kernel, matvec
+from model.layers.cuda.attention import AttentionShape, AttentionWeights, decode
+from model.layers.cuda.pointwise import add_norm, swiglu
+from model.state import State
+
+pytestmark = pytest.mark.skipif(
+    detect().kind != "cuda" and not cuda_emulator.is_available(), reason="neither a GPU nor a C++ compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels are built for the GPU, or emulated where there is none: at once, so nothing is compiled."""
+    if detect().kind == "cuda":
+        yield
+        return
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_emulator.cuda_kernel)
+    kernel._built.cache_clear()
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+    kernel._built.cache_clear()
+
+
+def shape(gdn_heads: tuple[int, int], gdn_dim: int, heads: tuple[int, int], head_dim: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_5",
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": head_dim,
+        "linear_num_key_heads": gdn_heads[0],
+        "linear_num_value_heads": gdn_heads[1],
+        "linear_key_head_dim": gdn_dim,
+        "linear_value_head_dim": gdn_dim,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "intermediate_size": 96,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    }
+
+
+SHAPES = {
+    "like the demo model": shape((2, 2), 64, (2, 1), 64),
+    "more value heads, wide attention": shape((1, 2), 64, (4, 1), 128),
+}
+
+
+def both(raw: dict[str, Any], dtype: mx.Dtype = mx.float32) -> tuple[Forward, Forward, ModelConfig]:
+    """The passes as array operations on the CPU and as kernels, over equal random weights."""
+    mx.random.seed(0)
+    arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=raw)
+    models = [qwen3_5.Model(arguments) for _ in range(2)]
+    for layer in models[0].language_model.model.layers:
+        if layer.is_linear:
+            layer.linear_attn.norm.weight = 1.0 + 0.1 * mx.random.normal(layer.linear_attn.norm.weight.shape)
+            layer.linear_attn.conv1d.weight = mx.random.normal(layer.linear_attn.conv1d.weight.shape)
+        else:
+            for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+                norm.weight = 1.0 + 0.1 * mx.random.normal(norm.weight.shape)
+    models[0].set_dtype(dtype)
+    models[1].update(tree_map(lambda x: x + 0, models[0].parameters()))
+    mx.eval(models[0].parameters(), models[1].parameters())
+    config = config_from(raw)
+    name = "float32" if dtype == mx.float32 else "bfloat16"
+    with mx.stream(mx.cpu):
+        plain = Forward(models[0].language_model, config, ModelFingerprint(0, 0, name), "cpu")
+    return plain, Forward(models[1].language_model, config, ModelFingerprint(0, 0, name), "cuda"), config
+
+
+def ids(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 64, n).astype(np.uint32)
+
+
+def assert_near(found: mx.array, wanted: mx.array, tolerance: float = 2e-5) -> None:
+    a, b = np.array(found.astype(mx.float32)), np.array(wanted.astype(mx.float32))
+    assert np.isfinite(a).all()
+    assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
+
+
+def assert_same_state(found: State, wanted: State) -> None:
+    assert found.length == wanted.length
+    for a, b in zip(found.recurrent, wanted.recurrent, strict=True):
+        assert_near(a.window, b.window)
+        assert_near(a.matrix, b.matrix)
+    for mine, theirs in zip(found.kv, wanted.kv, strict=True):
+        for left, right in zip(mine.copy(mine.length).arrays, theirs.copy(theirs.length).arrays, strict=True):
+            assert_near(left[:, :, : mine.length], right[:, :, : mine.length])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(name: str) -> None:
+    plain, fused, _ = both(SHAPES[name])
+    mine, theirs = fused.new_state(), plain.new_state()
+    # Parts shorter than the convolution, than a chunk, of whole chunks; captures at borders and inside.
+    for n, wanted in ((2, (1, 2)), (130, (3, 64, 66, 100, 130)), (64, ()), (1, (197,))):
+        part = ids(n, seed=n)
+        at = [p for p in wanted if mine.length < p <= mine.length + n]
+        found = fused.prefill(mine, part, capture_at=at)
+        with mx.stream(mx.cpu):
+            expected = plain.prefill(theirs, part, capture_at=at)
+        assert_near(found.logits, expected.logits)
+        assert_same_state(mine, theirs)
+        for a, b in zip(found.checkpoints, expected.checkpoints, strict=True):
+            assert a.length == b.length
+            for left, right in zip(a.layers, b.layers, strict=True):
+                assert_near(left.window, right.window)
+                assert_near(left.matrix, right.matrix)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_sequences_of_unlike_lengths_decode_as_they_do_with_array_operations(name: str) -> None:
+    plain, fused, _ = both(SHAPES[name])
+    logits = []
+    for forward in (fused, plain):
+        with mx.stream(mx.gpu if forward is fused and detect().kind == "cuda" else mx.cpu):
+            batch = forward.new_batch()
+            for key, n in enumerate((150, 3, 70)):
+                state = forward.new_state()
+                forward.prefill(state, ids(n, seed=key))
+                batch.join(key, state)
+            found = [batch.step(mx.array([5, 6, 7], mx.uint32)) for _ in range(3)]
+            mx.eval(found)
+            logits.append(found)
+    for a, b in zip(*logits, strict=True):
+        assert_near(a, b)
+
+
+def test_kernels_in_bfloat16_stay_near_float32() -> None:
+    raw = SHAPES["like the demo model"]
+    plain, _, _ = both(raw)
+    _, fused, _ = both(raw, mx.bfloat16)
+    found = fused.prefill(fused.new_state(), ids(100)).logits
+    with mx.stream(mx.cpu):
+        wanted = plain.prefill(plain.new_state(), ids(100)).logits
+    assert_near(found, wanted, 0.05)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(("n_out", "n_in", "n_rows"), [(33, 64, 1), (70, 520, 3), (5, 256, 4)])
+def test_a_matrix_is_multiplied_by_a_few_rows(n_out: int, n_in: int, n_rows: int, dtype: mx.Dtype) -> None:
+    weight = mx.random.normal((n_out, n_in)).astype(dtype)
+    x = mx.random.normal((n_rows, 1, n_in)).astype(dtype)
+    assert matvec.can_multiply(x, weight)
+    wanted = np.array(x.astype(mx.float32)) @ np.array(weight.astype(mx.float32)).T
+    assert_near(matvec.matvec(x, weight), mx.array(wanted), 1e-6 if dtype == mx.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("width", [64, 1032, 2560])
+def test_sum_and_norm_and_swiglu_are_what_mlx_computes(width: int, dtype: mx.Dtype) -> None:
+    tolerance = 1e-6 if dtype == mx.float32 else 5e-3
+    x, y = (mx.random.normal((2, 3, width)).astype(dtype) for _ in range(2))
+    weight = mx.random.normal((width,)).astype(dtype)
+    total, normed = add_norm(x, y, weight, mx.array([1e-6]))
+    assert_near(total, x + y, tolerance)
+    assert_near(
+        normed, mx.fast.rms_norm((x + y).astype(mx.float32), weight.astype(mx.float32), 1e-6), tolerance
+    )
+    gate, up = mx.split(x.astype(mx.float32), 2, axis=-1)
+    assert_near(swiglu(x), gate * mx.sigmoid(gate) * up, tolerance)
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_query_over_many_columns_is_softmax_attention(head_dim: int, padded: bool) -> None:
+    n_seqs, n_heads, n_columns = 2, 4, 400
+    q = mx.random.normal((n_seqs, n_heads, 1, head_dim))
+    keys, values = (mx.random.normal((n_seqs, 2, 512, head_dim))[:, :, :n_columns] for _ in range(2))
+    rows = mx.random.normal((n_seqs, (2 * n_heads + 4) * head_dim))
+    at = AttentionShape(n_heads, 2, head_dim, head_dim // 4)
+    one = mx.ones((1,))
+    weights = AttentionWeights(one, one, one, mx.array([head_dim**-0.5]), one)
+    padding = mx.array([0, 389], mx.int32) if padded else None
+    found = decode(q, keys, values, rows, padding, at, weights)
+    mask = None if padding is None else (mx.arange(n_columns) >= padding[:, None])[:, None, None]
+    with mx.stream(mx.cpu):
+        out = mx.fast.scaled_dot_product_attention(q, keys, values, scale=head_dim**-0.5, mask=mask)
+        gate = rows[:, : 2 * n_heads * head_dim].reshape(n_seqs, n_heads, 2, head_dim)[:, :, 1]
+        wanted = (out[:, :, 0] * mx.sigmoid(gate)).reshape(n_seqs, -1)
+    assert_near(found, wanted, 1e-5)
