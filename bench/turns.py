@@ -3,6 +3,9 @@
     python bench/turns.py --tokenizer model/demo --url crossturn=http://127.0.0.1:8000
     python bench/turns.py --tokenizer model/demo --url crossturn=... --url mlx-lm=http://127.0.0.1:8080
 
+A long run can be cut into pieces: ``--shape`` chooses shapes, ``--results FILE`` keeps what was measured and
+the table shows all that the file holds. Start the server anew before a shape is run again: it remembers.
+
 For every shape and server: the warm re-read ratio, the tokens that the server read over the tokens that
 stood in no sequence it had seen before. The first request of a shape, which is cold, is left out; a prompt
 with nothing new counts as one new token, for one must be fed. 1.00 is ideal. And the median time to the
@@ -21,7 +24,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,10 @@ class Tally:
     @property
     def ratio(self) -> float:
         return self.n_read / max(self.n_new, 1)
+
+
+Results = dict[str, dict[str, Tally]]
+"""Tallies by server and shape."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,8 @@ class Server:
 
 
 def _read_stream(lines: Iterable[str], started: float) -> Reply:
-    content, reasoning, usage, first = "", "", {}, None
+    content, reasoning, first = "", "", None
+    usage: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for line in lines:
         if not line.startswith("data: ") or line == "data: [DONE]":
@@ -201,16 +209,20 @@ def run_shape(name: str, server: Server, seen: Seen, n_words: int, n_turns: int)
             return tally
 
 
-def report(results: dict[str, dict[str, Tally]], n_words: int) -> str:
+def report(results: Results, n_words: int) -> str:
     """A markdown table: one row a shape, two columns a server."""
     servers = list(results)
     head = " | ".join(f"{name} re-read | {name} first token" for name in servers)
     lines = [f"| {n_words} words a message | {head} |", "|---|" + "---:|" * (2 * len(servers))]
-    for shape in next(iter(results.values())):
+    for shape in [shape for shape in SHAPES if any(shape in tallies for tallies in results.values())]:
         cells = []
         for name in servers:
-            tally = results[name][shape]
-            cells.append(f"{tally.ratio:.2f} | {statistics.median(tally.first_token_s) * 1000:.0f} ms")
+            tally = results[name].get(shape)
+            cells.append(
+                " | "
+                if tally is None
+                else f"{tally.ratio:.2f} | {statistics.median(tally.first_token_s) * 1000:.0f} ms"
+            )
         lines.append(f"| {shape} | " + " | ".join(cells) + " |")
     totals = []
     for name in servers:
@@ -219,6 +231,20 @@ def report(results: dict[str, dict[str, Tally]], n_words: int) -> str:
         totals.append(f"**{n_read / max(n_new, 1):.2f}** | ")
     lines.append("| **all** | " + " | ".join(totals) + " |")
     return "\n".join(lines)
+
+
+def read_results(path: Path) -> Results:
+    """What earlier runs measured; nothing where there is no such file."""
+    if not path.exists():
+        return {}
+    kept: dict[str, dict[str, Any]] = json.loads(path.read_text())
+    return {name: {shape: Tally(**t) for shape, t in tallies.items()} for name, tallies in kept.items()}
+
+
+def write_results(path: Path, results: Results) -> None:
+    """The inverse of :func:`read_results`."""
+    kept = {name: {shape: asdict(t) for shape, t in tallies.items()} for name, tallies in results.items()}
+    path.write_text(json.dumps(kept, indent=1))
 
 
 def main() -> None:
@@ -233,19 +259,21 @@ def main() -> None:
         "--keys", action=argparse.BooleanOptionalAction, default=True, help="send session keys"
     )
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="only these; repeatable")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="add to what earlier runs measured")
     arguments = parser.parse_args()
     tokenizer = TextTokenizer.from_dir(arguments.tokenizer)
-    results: dict[str, dict[str, Tally]] = {}
+    results = {} if arguments.results is None else read_results(arguments.results)
     for pair in arguments.url:
         name, _, url = pair.partition("=")
         server = Server(
             name, url, model=arguments.model, with_keys=arguments.keys, max_tokens=arguments.max_tokens
         )
         seen = Seen(ChatFormat(tokenizer), tokenizer)
-        results[name] = {
-            shape: run_shape(shape, server, seen, arguments.words, arguments.turns)
-            for shape in arguments.shape or SHAPES
-        }
+        for shape in arguments.shape or SHAPES:
+            tally = run_shape(shape, server, seen, arguments.words, arguments.turns)
+            results.setdefault(name, {})[shape] = tally
+            if arguments.results is not None:
+                write_results(arguments.results, results)
     print(report(results, arguments.words))
 
 

@@ -32,6 +32,15 @@ from server.engine.loop import EngineLoop, LoopOptions  # noqa: E402
 DEMO = Path(__file__).parent.parent / "model" / "demo"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--operations",
+        type=int,
+        default=90,
+        help="random operations for the tests that compare warm replies with cold ones",
+    )
+
+
 @pytest.fixture(scope="session")
 def tiny_forward(tmp_path_factory: pytest.TempPathFactory) -> Forward:
     """A random model of four layers in float32, with a vocabulary of 256 ids."""
