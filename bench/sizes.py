@@ -23,7 +23,8 @@ import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
 from filled import decode_seconds, filled_cache, filled_state, stepper, timed  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
-from random_model import SHAPES, forward_over, random_modules  # noqa: E402
+from random_model import forward_over, random_modules  # noqa: E402
+from shape_table import SHAPES  # noqa: E402
 
 from model.checkpoint.config import ModelConfig  # noqa: E402
 from model.forward import Forward  # noqa: E402

@@ -12,6 +12,7 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models import qwen3_5
 
+from model import batch as batch_module
 from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.fingerprint import ModelFingerprint
@@ -130,8 +131,11 @@ def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(name: str) 
                 assert_near(left.matrix, right.matrix)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_sequences_of_unlike_lengths_decode_as_they_do_with_array_operations(name: str) -> None:
+@pytest.mark.parametrize(("name", "small"), [(name, small) for name in SHAPES for small in (1024, 8)])
+def test_sequences_of_unlike_lengths_decode_as_they_do_with_array_operations(
+    name: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_module, "_SMALL", small)  # in one padded group, or in two
     plain, fused, _ = both(SHAPES[name])
     logits = []
     for forward in (fused, plain):
