@@ -42,3 +42,25 @@ with mx.stream(mx.cpu):
 assert use_openblas(), "a second call finds it done"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@linux_only
+def test_products_stay_on_the_calling_thread_where_threads_of_ours_share_the_work() -> None:
+    pytest.importorskip("scipy_openblas32")
+    program = """
+import ctypes
+from pathlib import Path
+from model.backend import prepare
+prepare()
+import numpy
+from model.blas import _openblas_path, use_one_thread
+mine = ctypes.CDLL(str(_openblas_path()))
+before = mine.scipy_openblas_get_num_threads()
+use_one_thread(for_mlx=False)
+assert mine.scipy_openblas_get_num_threads() == before
+use_one_thread(for_mlx=True)
+assert mine.scipy_openblas_get_num_threads() == 1
+for path in (Path(numpy.__file__).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so"):
+    assert ctypes.CDLL(str(path)).scipy_openblas_get_num_threads64_() == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

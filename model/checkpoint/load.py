@@ -15,12 +15,14 @@ from mlx_lm.models import qwen3_5
 from mlx_lm.utils import load_adapters, load_model
 
 from model.backend import detect
+from model.blas import use_one_thread
 from model.checkpoint.config import ModelConfig, read_config, read_json, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint, hash_files
 from model.checkpoint.weights import Weights, canonical, parameters, without_leftovers
 from model.errors import CheckpointError
 from model.forward import Forward
 
+_SMALL_BYTES = 256 << 20  # weights that a step reads from caches rather than from memory, roughly
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -52,7 +54,10 @@ def load(
         dtype=str(compute).removeprefix("mlx.core."),
         kv_bits=_checked_bits(kv_bits, config),
     )
-    return Forward(model.language_model, config, fingerprint, backend.kind)
+    forward = Forward(model.language_model, config, fingerprint, backend.kind)
+    if backend.kind == "cpu":
+        use_one_thread(for_mlx=forward.n_weight_bytes < _SMALL_BYTES)
+    return forward
 
 
 class _TextOnly(qwen3_5.Model):
