@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -128,14 +128,22 @@ class Sampler:
         return (_hash64(self._seed, self._n_drawn) >> 11) * 2.0**-53
 
 
+Swap = Callable[[mx.array], mx.array]
+"""From a sampled token to the one that is written in its place, both lazy uint32 scalars."""
+
+
 def sample_rows(
-    samplers: Sequence[Sampler], logits: mx.array, masks: Sequence[mx.array | None] | None = None
+    samplers: Sequence[Sampler],
+    logits: mx.array,
+    masks: Sequence[mx.array | None] | None = None,
+    swaps: Sequence[Swap | None] | None = None,
 ) -> mx.array:
     """The next token of every row, lazy uint32 [B]; each row as if it were alone.
 
     Args:
         samplers: one for each row of ``logits`` [B, V].
         masks: for each row the tokens allowed [V] bool, or None.
+        swaps: for each row what is done to its sampled token, or None.
     """
     masks = masks or [None] * len(samplers)
     is_plain = all(s.is_plain and mask is None for s, mask in zip(samplers, masks, strict=True))
@@ -147,6 +155,8 @@ def sample_rows(
         groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(row)
     picked = [_pick_group(logits, key, rows, samplers) for key, rows in groups.items()]
     tokens = picked[0] if len(picked) == 1 else _in_rows(picked, list(groups.values()))
+    if swaps is not None and any(swap is not None for swap in swaps):
+        tokens = mx.stack([tokens[i] if swap is None else swap(tokens[i]) for i, swap in enumerate(swaps)])
     for row, sampler in enumerate(samplers):
         sampler.accept(tokens[row])
     return tokens

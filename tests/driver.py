@@ -77,6 +77,7 @@ class Driver:
         reply: ReplyFormat | None = None,
         n_replies: int = 1,
         tenant: str | None = None,
+        top_logprobs: int | None = None,
     ) -> Outcome:
         """Queue a request; nothing runs yet."""
         outcome = Outcome(f"request-{next(self._ids)}")
@@ -91,6 +92,7 @@ class Driver:
                 sampling=sampling,
                 reply=reply or ReplyFormat(),
                 n_replies=n_replies,
+                top_logprobs=top_logprobs,
             )
         )
         return outcome

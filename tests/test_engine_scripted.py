@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from chatml import chat_with, tool
-from driver import Driver, Outcome
+from chatml import chat_with, tokenizer_with, tool
+from driver import GREEDY, Driver, Outcome
 from scripted import Joined, ids_of, xml_call
 from scripted_model import ScriptedForward, script
 
 from model.forward import Forward
+from model.sampling import SamplingParams
+from model.text.callgrammar import call_grammar
 from model.text.chat import RenderedPrompt
+from model.text.grammar import json_schema
 from model.text.tokenizer import TextTokenizer
 from server.engine.loop import EngineLoop
 from server.events import Finished, Progress, ReplyFormat
@@ -33,11 +37,26 @@ def say(make_loop: MakeLoop, demo_forward: Forward, tokenizer: TextTokenizer) ->
     """``say(text, thinks=..., max_tokens=..., **reply format)``: the model writes ``text`` and ends."""
     end_id = tokenizer.controls["<|im_end|>"].id
 
-    def run(text: str, *, thinks: bool = False, max_tokens: int = 500, **form: Any) -> tuple[Outcome, Driver]:
+    def run(
+        text: str,
+        *,
+        thinks: bool = False,
+        max_tokens: int = 500,
+        sampling: SamplingParams = GREEDY,
+        top_logprobs: int | None = None,
+        **form: Any,
+    ) -> tuple[Outcome, Driver]:
         prompt = prompt_of(thinks)
         forward = ScriptedForward(demo_forward, script(len(prompt.ids), ids_of(text), end_id))
         driver = Driver(make_loop(forward=forward, stop_ids=frozenset({end_id})))
-        return driver.ask(prompt, max_tokens=max_tokens, reply=ReplyFormat(**form)), driver
+        outcome = driver.ask(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            top_logprobs=top_logprobs,
+            reply=ReplyFormat(**form),
+        )
+        return outcome, driver
 
     return run
 
@@ -124,3 +143,63 @@ def test_e03_a_stop_string_inside_a_call_is_the_calls(say: Say) -> None:
     outcome, _ = say(CALL, tools=TOOLS, stops=("x", "\n"))
     assert joined(outcome).calls == [["f", '{"a": "x"}']]
     assert finish(outcome).reason == "tool_calls"
+
+
+ONE = json_schema({"const": 1})
+
+
+@pytest.mark.parametrize("thought", ["", "Hm.", "Hm.\n"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_d05_a_thought_that_would_end_the_reply_is_closed_and_the_grammar_follows(
+    say: Say, thought: str, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    outcome, _ = say(thought, thinks=True, sampling=sampling, grammar=ONE)
+    assert joined(outcome) == Joined(reasoning=thought.strip(), content="1")
+    assert finish(outcome).reason == "stop"
+    *reply, end_id = finish(outcome).token_ids
+    assert reply == [*ids_of(thought), *ids_of("\n</think>\n\n"), *ids_of("1")]
+    assert end_id in tokenizer_with().eos_ids
+    assert finish(outcome).n_reasoning_tokens == len(ids_of(thought)) + len(ids_of("\n</think>"))
+
+
+def test_d05_a_call_in_a_thought_that_would_end_the_reply_is_thought_where_one_must_follow(say: Say) -> None:
+    grammar = call_grammar([tool("g")], tokenizer_with().controls)
+    outcome, _ = say(f"So: {CALL}", thinks=True, tools=TOOLS, grammar=grammar, max_tokens=200)
+    assert joined(outcome).reasoning == f"So: {CALL}"
+    assert [name for name, _ in joined(outcome).calls][:1] == ["g"]
+
+
+def test_f06_only_what_follows_a_closed_thought_has_log_probabilities(say: Say) -> None:
+    outcome, _ = say("Hm.", thinks=True, grammar=ONE, top_logprobs=2)
+    told = [told for event in outcome.events if isinstance(event, Progress) for told in event.logprobs]
+    assert [entry.token_id for entry in told] == ids_of("1")
+    # The model's own view: it wanted to end, the grammar made it write.
+    assert told[0].alternatives[0][0] == tokenizer_with().controls["<|im_end|>"].id
+    assert told[0].logprob < told[0].alternatives[0][1] - 50
+
+
+def test_a_seeded_reply_under_a_grammar_does_not_depend_on_company(
+    make_loop: MakeLoop, demo_forward: Forward
+) -> None:
+    sampling = SamplingParams(temperature=6.0, seed=5)
+    prompt = prompt_of(True)
+    end_ids = frozenset(tokenizer_with().eos_ids)
+    # The end is made likely, so that thoughts end early and at different places.
+    sampling = replace(sampling, logit_bias=tuple((end_id, 24.0) for end_id in sorted(end_ids)))
+
+    def ask(driver: Driver, session: str) -> Outcome:
+        form = ReplyFormat(grammar=json_schema({"enum": [11, 222]}))
+        return driver.submit(
+            prompt, session=session, sampling=sampling, n_replies=3, max_tokens=60, reply=form
+        )
+
+    drivers = [Driver(make_loop(forward=demo_forward, stop_ids=end_ids)) for _ in range(2)]
+    alone = ask(drivers[0], "a")
+    among = [drivers[1].submit(prompt, session=f"s{i}", max_tokens=9 + i) for i in range(2)]
+    among.append(ask(drivers[1], "a"))
+    for driver in drivers:
+        driver.run()
+    assert among[-1].token_ids == alone.token_ids
+    assert all(alone.text(index).endswith(("11", "222")) for index in range(3))
+    assert len({alone.token_ids[index] for index in range(3)}) > 1

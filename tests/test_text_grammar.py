@@ -7,6 +7,7 @@ import random
 from functools import cache
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from chatml import tokenizer_with, tool
@@ -232,23 +233,47 @@ def test_quotes_and_backslashes_in_names_and_choices_are_only_text() -> None:
         assert takes(grammar, xml_call("f", **{'say "hi"\\': choice}))
 
 
-def test_d05_a_grammar_waits_for_the_thought_and_keeps_it_from_ending_the_reply() -> None:
+def test_d05_a_grammar_waits_for_the_thought() -> None:
     reader = ReplyReader(tokenizer_with(), opens_thought=True)
     constraint = _constraint(reader, json_schema({"const": 1}))
-    forbidden = set(range(VOCAB)) - _allowed(constraint)
-    assert forbidden == set(tokenizer_with().eos_ids)
-    reader.push(tokenizer_with().controls["</think>"].id)
+    for token_id in [*ids_of("so so"), tokenizer_with().controls["</think>"].id]:
+        assert constraint.mask(VOCAB) is None
+        reader.push(int(constraint.swap(mx.array(token_id)).item()))
     assert _allowed(constraint) > {ids_of("1")[0]}
     assert ids_of("hm")[0] not in _allowed(constraint)
     reader.push(ids_of("1")[0])
     assert _allowed(constraint) == set(tokenizer_with().eos_ids)
 
 
+@pytest.mark.parametrize("end_id", tokenizer_with().eos_ids)
+def test_d05_a_thought_that_would_end_the_reply_is_closed_before_a_grammar(end_id: int) -> None:
+    reader = ReplyReader(tokenizer_with(), opens_thought=True)
+    constraint = _constraint(reader, json_schema({"const": 1}))
+    assert constraint.mask(VOCAB) is None
+    first, *rest = close_thought_ids(tokenizer_with())
+    assert int(constraint.swap(mx.array(end_id)).item()) == first
+    reader.push(first)
+    for token_id in rest:
+        assert _allowed(constraint) == {token_id}
+        assert int(constraint.swap(mx.array(token_id)).item()) == token_id
+        reader.push(token_id)
+    assert _allowed(constraint) == {ids_of("1")[0]}
+    assert int(constraint.swap(mx.array(end_id)).item()) == end_id
+
+
+def test_without_a_grammar_a_thought_may_end_the_reply() -> None:
+    reader = ReplyReader(tokenizer_with(), opens_thought=True)
+    end_ids = tokenizer_with().eos_ids
+    constraint = Constraint(reader, max_thought_tokens=9, closing_ids=(1, 2), end_ids=end_ids)
+    assert constraint.mask(VOCAB) is None
+    assert int(constraint.swap(mx.array(end_ids[0])).item()) == end_ids[0]
+
+
 def test_d07_a_spent_budget_closes_the_thought_and_the_grammar_follows() -> None:
     reader = ReplyReader(tokenizer_with(), opens_thought=True)
     constraint = _constraint(reader, json_schema({"const": 1}), budget=2)
     for token_id in ids_of("so so"):
-        assert len(_allowed(constraint)) > 1
+        assert constraint.mask(VOCAB) is None
         reader.push(token_id)
     for token_id in close_thought_ids(tokenizer_with()):
         assert _allowed(constraint) == {token_id}

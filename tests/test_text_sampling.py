@@ -127,6 +127,14 @@ def test_sampled_tokens_are_counted_without_being_read() -> None:
     assert [int(sampler(logits).item()) for _ in range(4)] == [0, 1, 0, 1]
 
 
+def test_what_is_written_in_place_of_a_token_is_what_counts() -> None:
+    samplers = [Sampler(SamplingParams(temperature=0, frequency_penalty=2.0), 3) for _ in range(2)]
+    logits = mx.array([[3.0, 2.5, 2.0]] * 2)
+    swaps = [lambda token: mx.where(token == 0, 2, token).astype(mx.uint32), None]
+    tokens = [sample_rows(samplers, logits, None, swaps).tolist() for _ in range(2)]
+    assert tokens == [[2, 0], [2, 1]]
+
+
 def test_a_bias_lifts_and_bans() -> None:
     logits = mx.array(logits_of(5, 40))
     lifted = Sampler(SamplingParams(temperature=0, logit_bias=((7, 100.0),)), 40)

@@ -8,6 +8,7 @@ state of a finished reply stands for all of its tokens, the stop token included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import cast
 
@@ -62,7 +63,7 @@ class Decoder:
     def join(self, reply: Reply, logits: mx.array) -> None:
         """Begin writing ``reply`` from its prompt's last ``logits``, [V]."""
         key = next(self._keys)
-        token = reply.sampler(logits, reply.mask(logits.shape[0]))
+        token = _sample([reply], logits[None])[0]
         if reply.request.top_logprobs is not None:
             self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
         token = token.reshape(1)
@@ -118,8 +119,7 @@ class Decoder:
 
     def _sample(self, logits: mx.array) -> None:
         replies = self.replies
-        masks = [reply.mask(logits.shape[1]) for reply in replies]
-        sampled = sample_rows([reply.sampler for reply in replies], logits, masks)
+        sampled = _sample(replies, logits)
         self._logprobs = {
             key: logprobs_of(logits[row], sampled[row], reply.request.top_logprobs)
             for row, (key, reply) in enumerate(self._replies.items())
@@ -183,6 +183,12 @@ class Decoder:
             if checkpoint.length <= kept:
                 reply.running.rewind(checkpoint)
                 return
+
+
+def _sample(replies: Sequence[Reply], logits: mx.array) -> mx.array:
+    """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]."""
+    masks = [reply.mask(logits.shape[1]) for reply in replies]
+    return sample_rows([reply.sampler for reply in replies], logits, masks, [reply.swap for reply in replies])
 
 
 def finished(reply: Reply) -> Finished:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cache.entry import RunningEntry
 from cache.state import Checkpoint
-from model.sampling import Sampler
+from model.sampling import Sampler, Swap
 from model.text.reply import ReplyReader
 from server.engine.constraint import Constraint
 from server.events import FinishReason, GenerationRequest, TokenLogprob, WarmRequest
@@ -78,3 +78,8 @@ class Reply:
     def mask(self, vocab_size: int) -> mx.array | None:
         """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
         return None if self.constraint is None else self.constraint.mask(vocab_size)
+
+    @property
+    def swap(self) -> Swap | None:
+        """What is done to a sampled token before it is written, if anything is."""
+        return None if self.constraint is None else self.constraint.swap
