@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
+from checked_app import CheckedApp
 from fake_engine import FakeEngine, fake_served
 
 from model.checkpoint.hub import resolve
@@ -113,12 +114,13 @@ def live_demo(settings: Settings | None = None, *, memory_budget: int = 2**30) -
 def live(
     engine: Any = None, served: Served | None = None, settings: Settings | None = None
 ) -> Iterator[Live]:
-    """Serve, as long as the context lasts."""
+    """Serve, as long as the context lasts. All that was sent must be as OpenAI sends it."""
     settings = settings or Settings()
     key = settings.api_keys[0] if settings.api_keys else "unused"
     engine = engine or FakeEngine()
     gateway = Gateway(engine, served or fake_served(), settings)
-    config = uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off")
+    app = CheckedApp(create_app(gateway))
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
     server = _Server(config)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -136,3 +138,4 @@ def live(
             server.should_exit = True
             thread.join()
             gateway.close()
+    assert not app.violations, "\n".join(app.violations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from openai.types import Completion, Model
+from openai.types import Completion, ErrorObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, TypeAdapter
 
@@ -22,12 +22,18 @@ EXTENSIONS: dict[str, frozenset[str]] = {
 
 
 def check_chat(body: dict[str, Any]) -> ChatCompletion:
-    """``body`` as a whole chat completion."""
+    """``body`` as a whole chat completion. What OpenAI always sends is there, though its type may lack it."""
+    _require(body, "usage")
+    for choice in body["choices"]:
+        _require(choice, "logprobs")
+        _require(choice["message"], "content", "refusal")
     return _checked(ChatCompletion, body)
 
 
 def check_chunk(body: dict[str, Any]) -> ChatCompletionChunk:
     """``body`` as a chunk of a streamed one."""
+    for choice in body["choices"]:
+        _require(choice, "logprobs", "finish_reason")
     return _checked(ChatCompletionChunk, body)
 
 
@@ -43,6 +49,25 @@ def check_completion(body: dict[str, Any]) -> Completion:
 def check_model(body: dict[str, Any]) -> Model:
     """``body`` as a model."""
     return _checked(Model, body)
+
+
+def check_models(body: dict[str, Any]) -> list[Model]:
+    """``body`` as the list of models."""
+    assert {**body, "data": []} == {"object": "list", "data": []}
+    return [check_model(model) for model in body["data"]]
+
+
+def check_error(body: dict[str, Any]) -> ErrorObject:
+    """``body`` as what OpenAI answers when it refuses or fails."""
+    assert set(body) == {"error"}, f"an error has {sorted(body)}"
+    assert body["error"]["message"]
+    _require(body["error"], "param", "code")
+    return _checked(ErrorObject, body["error"])
+
+
+def _require(body: dict[str, Any], *names: str) -> None:
+    missing = [name for name in names if name not in body]
+    assert not missing, f"{missing} missing"
 
 
 def _checked(kind: type[M], body: dict[str, Any]) -> M:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from checked_client import QUESTION, ask, joined, message_of, stream
+from asking import QUESTION, ask, joined, message_of, stream
 from live_server import Live, live_demo
 from pydantic import BaseModel
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from checked_client import QUESTION, SYSTEM, ask, joined, message_of, stream
+from asking import QUESTION, SYSTEM, ask, joined, message_of, stream
 from live_server import Live, live_demo
 from openai_types import check_completion
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from checked_client import QUESTION, SYSTEM, ask, message_of
+from asking import QUESTION, SYSTEM, ask, message_of
 from live_server import Live, error_of, live_demo
 from openai_types import check_model
 

@@ -1,4 +1,4 @@
-"""Asks a running server as a client would, and checks every body against OpenAI's own types."""
+"""Asks a running server as a client would."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import json
 from typing import Any
 
 from live_server import Live
-from openai_types import check_chat, check_chunk
 
 SYSTEM = {"role": "system", "content": "You answer in one short sentence."}
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 
 
 def ask(server: Live, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A whole reply, checked against OpenAI's types."""
+    """A whole reply."""
     response = server.chat(messages=list(messages), **{"max_tokens": 24, **fields})
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
-    check_chat(body)
     return body
 
 
 def stream(server: Live, *messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """The chunks of a streamed reply, each checked against OpenAI's types."""
+    """The chunks of a streamed reply."""
     response = server.chat(messages=list(messages), stream=True, **{"max_tokens": 24, **fields})
     assert response.status_code == 200, response.text
     frames = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert frames.pop() == "[DONE]"
-    chunks = [json.loads(frame) for frame in frames]
-    for chunk in chunks:
-        check_chunk(chunk)
-    return chunks
+    return [json.loads(frame) for frame in frames]
 
 
 def joined(chunks: list[dict[str, Any]], field: str) -> str:
