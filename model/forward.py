@@ -20,6 +20,7 @@ from model.kv import KvLayout, capacity_for
 from model.layers.attention import Attention, StepGroup
 from model.layers.block import Block
 from model.layers.cpu.feed_forward import CpuFeedForward
+from model.layers.cpu.full_attention import CpuAttention
 from model.layers.cpu.linear_attention import CpuLinearAttention
 from model.layers.cuda.compiled_step import CompiledStep
 from model.layers.cuda.full_attention import CudaAttention
@@ -182,8 +183,10 @@ def _mixer(
     layer: nn.Module, type_: LayerType, config: ModelConfig, device: Device
 ) -> LinearAttention | Attention:
     """The layer's mixer, as kernels of our own where the device has them for its shapes."""
-    if type_ == "linear_attention" and device.is_cpu:
+    if device.is_cpu and type_ == "linear_attention":
         return CpuLinearAttention(layer.linear_attn, config, device)
+    if device.is_cpu:
+        return CpuAttention(layer.self_attn, config, device)
     if type_ == "linear_attention":
         fused = device.has_kernels and CudaLinearAttention.takes(config)
         return (CudaLinearAttention if fused else LinearAttention)(layer.linear_attn, config, device)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 from mlx.utils import tree_map
 from mlx_lm.models import qwen3_5
@@ -17,8 +16,11 @@ from mlx_lm.tuner.lora import LoRALinear
 from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from, text_arguments
 from model.device import Device, device_for
+from model.kv import KvLayout, KvRows
+from model.layers.attention import Attention
 from model.layers.cpu.crew import Crew
 from model.layers.cpu.feed_forward import CpuFeedForward
+from model.layers.cpu.full_attention import CpuAttention
 from model.layers.cpu.linear_attention import CpuLinearAttention
 from model.layers.feed_forward import FeedForward
 from model.layers.linear_attention import LinearAttention
@@ -89,6 +91,25 @@ def test_a_gdn_layer_gives_the_outputs_and_states_of_array_operations(
     for one, other in zip([*kept, end], [*captured, last], strict=True):
         assert same(one.window, other.window)
         assert same(one.matrix, other.matrix)
+
+
+@pytest.mark.parametrize("kv_bits", [0, 8])
+@pytest.mark.parametrize(("n_past", "n_tokens"), [(0, 1), (0, 33), (7, 32), (0, 300), (1100, 200), (511, 65)])
+def test_a_full_attention_layer_gives_what_array_operations_give(
+    n_past: int, n_tokens: int, kv_bits: int
+) -> None:
+    (*_, first), config, device = parts(shape())
+    (*_, again), _, _ = parts(shape())
+    layout = KvLayout(config.n_kv_heads, config.head_dim, mx.float32, kv_bits)
+    ours, theirs = KvRows.empty(layout), KvRows.empty(layout)
+    mine, plain = CpuAttention(again.self_attn, config, device), Attention(first.self_attn, config, device)
+    for n in (n_past, n_tokens):
+        if n:
+            x = random(1, n, 64)
+            assert same(mine.prefill(x, ours), plain.prefill(x, theirs))
+            assert ours.length == theirs.length
+    for one, other in zip(ours.copy(ours.length).arrays, theirs.copy(theirs.length).arrays, strict=True):
+        assert same(one, other)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 31, 32, 33, 200])

@@ -9,7 +9,7 @@ import pytest
 
 from model.layers.elementwise import elementwise_for
 from model.layers.linear import apply_for
-from model.layers.softmax_attention import CpuAttention
+from model.layers.softmax_attention import BlockAttention
 
 MATH = elementwise_for("cpu")
 
@@ -49,7 +49,7 @@ def test_sigmoid_and_silu_are_those_of_mlx_for_any_layout(dtype: mx.Dtype) -> No
 def test_attention_is_that_of_mlx(n_queries: int, n_keys: int) -> None:
     q, k, v = random(1, 4, n_queries, 32), random(1, 2, n_keys, 32, seed=1), random(1, 2, n_keys, 32, seed=2)
     mask = "causal" if n_queries > 1 else None
-    found = CpuAttention(MATH)(q, k, v, 0.3, mask)
+    found = BlockAttention(MATH)(q, k, v, 0.3, mask)
     wanted = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask)
     assert mx.allclose(found, wanted, atol=2e-6).item()
 
@@ -57,7 +57,7 @@ def test_attention_is_that_of_mlx(n_queries: int, n_keys: int) -> None:
 def test_attention_of_a_padded_batch_is_that_of_mlx() -> None:
     q, k, v = random(3, 4, 1, 32), random(3, 2, 40, 32, seed=1), random(3, 2, 40, 32, seed=2)
     mask = (mx.arange(40) >= mx.array([0, 39, 7])[:, None])[:, None, None, :]
-    found = CpuAttention(MATH)(q, k, v, 0.3, mask)
+    found = BlockAttention(MATH)(q, k, v, 0.3, mask)
     wanted = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask)
     assert mx.allclose(found, wanted, atol=2e-6).item()
 

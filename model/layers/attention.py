@@ -92,8 +92,13 @@ class Attention:
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""
-        n_seqs, n_tokens, _ = x.shape
-        q, k, v = self._inputs(x)
+        return self._heads(*self._inputs(x))
+
+    def _heads(
+        self, q: mx.array, k: mx.array, v: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """The same of the projections' outputs, [B, T, width] each."""
+        n_seqs, n_tokens, _ = q.shape
         q, gate = mx.split(q.reshape(n_seqs, n_tokens, self._n_heads, -1), 2, axis=-1)
         k, v = (side.reshape(n_seqs, n_tokens, self._n_kv_heads, -1) for side in (k, v))
         return self._block.q_norm(q), self._block.k_norm(k), v, gate
@@ -102,10 +107,17 @@ class Attention:
         self, q: mx.array, k: mx.array, v: mx.array, rows: KvRows, offset: int | mx.array, mask: Mask
     ) -> mx.array:
         """Turn q and k to their positions, append, attend: [B, T, Hq, D]."""
+        q, keys, values = self._append(q, k, v, rows, offset)
+        out = self._device.attend(q, keys, values, self._scale, mask)
+        return out.transpose(0, 2, 1, 3)
+
+    def _append(
+        self, q: mx.array, k: mx.array, v: mx.array, rows: KvRows, offset: int | mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Turn q and k to their positions and append: q [B, Hq, T, D], all keys and values [B, Hkv, S, D]."""
         q, k, v = (side.transpose(0, 2, 1, 3) for side in (q, k, v))
         keys, values = rows.append(self._block.rope(k, offset=offset), v)
-        out = self._device.attend(self._block.rope(q, offset=offset), keys, values, self._scale, mask)
-        return out.transpose(0, 2, 1, 3)
+        return self._block.rope(q, offset=offset), keys, values
 
     def _mix(self, out: mx.array, gate: mx.array) -> mx.array:
         """Gate the heads' outputs [B, T, Hq, D] and project them to [B, T, H]."""

@@ -30,7 +30,7 @@ _HALVED = 512  # columns from which on halving pays
 def attend_for(kind: BackendKind, math: Elementwise) -> Attend:
     """The implementation for a device."""
     if kind == "cpu":
-        return CpuAttention(math)
+        return BlockAttention(math)
     return _fused_or_blocks if kind == "cuda" else _fused
 
 
@@ -53,7 +53,7 @@ def _fused_or_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: 
     return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
-class CpuAttention:
+class BlockAttention:
     """Blocks of queries against all the keys they may see, with the vectorised exponential.
 
     MLX's own CPU path computes every score of the square, then half of them are masked, and spends

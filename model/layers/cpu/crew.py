@@ -24,7 +24,7 @@ class Crew:
         self.size = size
         self._helpers = ThreadPoolExecutor(size, thread_name_prefix="crew")
 
-    def each(self, work: Callable[[int], None], n: int) -> None:
+    def each(self, work: Callable[[int], object], n: int) -> None:
         """Call ``work`` with 0 .. n - 1, each once, in no particular order; return when all are done.
 
         Raises:

@@ -120,7 +120,7 @@ class _Heads:
             self._gated_norm(mixed[:, : end - start], start, end, out)
 
     def _convolved(self, columns: slice, dim: int, start: int, end: int) -> Array:
-        """Convolution and silu of heads of qkv, ``dim`` wide: [heads, n, dim] in whole chunks, their ends 0."""
+        """Convolution and silu of heads ``dim`` wide: [heads, n, dim] in whole chunks, their ends 0."""
         taps = self._weights.taps[:, columns]
         n_tokens, n_before, width = end - start, len(taps) - 1, taps.shape[1]
         # Copied once, so that every pass below runs over rows without gaps.
