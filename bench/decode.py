@@ -8,37 +8,19 @@ over its padded batch cache.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from pathlib import Path
 
-import numpy as np
-from sides import CROSSTURN, MLX_LM, MLX_LM_FAST, as_child, mlx_lm_copy, prepare_side, run_side
-
-from model.checkpoint.hub import resolve
+from sides import CROSSTURN, as_child, compare, prepare_side, side_options
 
 CONTEXT = 1024
 
 
 def main() -> None:
     """Measure every side at every size and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="demo", help="directory, Hub name or demo")
+    parser = side_options(__doc__)
     parser.add_argument("--companies", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sides", nargs="+", default=[CROSSTURN, MLX_LM, MLX_LM_FAST])
     options = parser.parse_args()
-    path = resolve(options.model)
-    rounds: dict[str, list[list[float]]] = {side: [] for side in options.sides}
-    with tempfile.TemporaryDirectory() as scratch:
-        peer = mlx_lm_copy(path, Path(scratch))
-        for _ in range(options.rounds):
-            for side in options.sides:
-                where = path if side == CROSSTURN else peer
-                rounds[side].append(run_side(__file__, side, where, options.companies))
-    seconds = {side: np.median(found, axis=0) for side, found in rounds.items()}
+    seconds = compare(__file__, options, options.companies)
     for i, size in enumerate(options.companies):
         print(f"{size} sequences at {CONTEXT} tokens:")
         for side in options.sides:

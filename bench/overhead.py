@@ -1,9 +1,11 @@
 """What the server adds to the bare decode loop: one stream through HTTP beside the loop alone.
 
-    python bench/overhead.py --model demo --tokens 400
+    python bench/overhead.py --model demo --tokens 100 --rounds 15
 
-Both sides write the same number of tokens greedily after a prompt of the same length, turn about, in
-processes of their own. The stop tokens are biased away, so that the reply is as long as it is asked to be.
+Both sides write the same number of tokens greedily after a prompt of the same length, in processes that
+stay up and take turns, so that whatever else the machine does meets both. The stop tokens are biased away:
+the reply is as long as it is asked to be. Printed are the median of the rounds' ratios and the ratio of
+the best rounds.
 """
 
 from __future__ import annotations
@@ -14,86 +16,118 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
-from sides import CROSSTURN, as_child, prepare_side, run_side
+from sides import CROSSTURN, prepare_side
 
 from model.checkpoint.config import read_config
 from model.checkpoint.hub import resolve
 
 PROMPT = "Please count upwards from one in words, and do not stop."
+N_PROMPT = 30
 
 
 def main() -> None:
-    """Measure both sides for some rounds and print the medians."""
+    """Let both sides take turns for some rounds and compare them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="demo", help="directory, Hub name or demo")
-    parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     path = resolve(options.model)
-    bare, served = [], []
-    for _ in range(options.rounds):
-        bare.append(run_side(__file__, CROSSTURN, path, [options.tokens])[0])
-        served.append(served_seconds(path, options.tokens))
-    loop, server = float(np.median(bare)), float(np.median(served))
-    print(f"bare loop {1e3 * loop:.2f} ms a token, server {1e3 * server:.2f} ms")
-    print(f"the server runs at {loop / server:.3f} of the bare loop's speed")
+    if options.bare:
+        run_bare(path, options.tokens)
+        return
+    with bare_loop(path, options.tokens) as loop, server(path) as url:
+        body = request(path, options.tokens)
+        rounds = [(next(loop), stream_once(url, body)) for _ in range(options.rounds + 1)]
+    bare, served = np.array(rounds[1:]).T
+    print(f"bare loop {1e3 * np.median(bare):.2f} ms a token, server {1e3 * np.median(served):.2f} ms")
+    print(
+        f"the server runs at {np.median(bare / served):.3f} of the bare loop's speed, "
+        f"in the best rounds at {bare.min() / served.min():.3f}"
+    )
 
 
-def child(side: str, path: Path, values: list[int]) -> list[float]:
-    """Seconds a token of the bare loop takes: launch the next step, read the last."""
-    prepare_side(side)
+def run_bare(path: Path, n_tokens: int) -> None:
+    """For every line read, print the seconds a token of the bare loop takes: launch a step, read the last."""
+    prepare_side(CROSSTURN)
     import mlx.core as mx
 
     from model.checkpoint.load import load
 
     model = load(path)
-    state = model.new_state()
-    logits = model.prefill(state, np.arange(30, dtype=np.uint32)).logits
-    batch = model.new_batch()
-    batch.join(0, state)
-    tokens = mx.argmax(logits)[None]
-    for i in range(values[0] + 10):
-        if i == 10:
-            start = time.perf_counter()
-        following = mx.argmax(batch.step(tokens), axis=-1)
-        mx.async_eval(following)
-        tokens.tolist()
-        tokens = following
-    return [(time.perf_counter() - start) / values[0]]
+    for _ in sys.stdin:
+        state = model.new_state()
+        logits = model.prefill(state, np.arange(N_PROMPT, dtype=np.uint32)).logits
+        batch = model.new_batch()
+        batch.join(0, state)
+        tokens = mx.argmax(logits)[None]
+        start = 0.0
+        for i in range(n_tokens):
+            if i == 1:
+                start = time.perf_counter()
+            following = mx.argmax(batch.step(tokens), axis=-1)
+            mx.async_eval(following)
+            tokens.tolist()
+            tokens = following
+        print((time.perf_counter() - start) / (n_tokens - 1), flush=True)
 
 
-def served_seconds(path: Path, n_tokens: int) -> float:
-    """Seconds a token of one streamed reply takes, from its first chunk to its last."""
+@contextmanager
+def bare_loop(path: Path, n_tokens: int) -> Iterator[Iterator[float]]:
+    """A process that runs the bare loop whenever it is asked for the next figure."""
+    command = [sys.executable, __file__, "--bare", "--model", str(path), "--tokens", str(n_tokens)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def figures() -> Iterator[float]:
+            while True:
+                print(file=process.stdin, flush=True)
+                yield float(process.stdout.readline())
+
+        yield figures()
+        process.stdin.close()
+
+
+@contextmanager
+def server(path: Path) -> Iterator[str]:
+    """A server over the model at ``path``; yields its base URL."""
     command = [sys.executable, "-m", "server.cli", "serve", "--model", str(path), "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+/v1", server.stdout.readline())
+        assert process.stdout is not None
+        found = re.search(r"http://\S+/v1", process.stdout.readline())
         assert found is not None, "the server did not start"
-        body = {
-            "model": path.name,
-            "messages": [{"role": "user", "content": PROMPT}],
-            "max_tokens": n_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "logit_bias": {str(token): -100 for token in read_config(path).eos_token_ids},
-        }
-        stream_once(found[0], body | {"max_tokens": 20})
-        return stream_once(found[0], body)
+        yield found[0]
     finally:
-        server.terminate()
-        server.wait()
+        process.terminate()
+        process.wait()
+
+
+def request(path: Path, n_tokens: int) -> dict[str, object]:
+    """What asks for a streamed reply of exactly ``n_tokens``."""
+    return {
+        "model": path.name,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": n_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logit_bias": {str(token): -100 for token in read_config(path).eos_token_ids},
+    }
 
 
 def stream_once(url: str, body: dict[str, object]) -> float:
-    """Seconds a token of one reply."""
+    """Seconds a token of one reply takes, from its first chunk to its last."""
     times, n_tokens = [], 0
     with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=600) as response:
         for line in response.iter_lines():
@@ -104,8 +138,8 @@ def stream_once(url: str, body: dict[str, object]) -> float:
                 if chunk.get("usage"):
                     n_tokens = chunk["usage"]["completion_tokens"]
     assert n_tokens == body["max_tokens"], f"the reply ended after {n_tokens} tokens"
-    return (times[-1] - times[0]) / n_tokens
+    return (times[-1] - times[0]) / (n_tokens - 1)
 
 
-if __name__ == "__main__" and not as_child(child):
+if __name__ == "__main__":
     main()

@@ -9,13 +9,42 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from model.checkpoint.hub import resolve
+
 CROSSTURN = "crossturn"
 MLX_LM = "mlx-lm"  # as it installs, with the reference BLAS of mlx-cpu on Linux
 MLX_LM_FAST = "mlx-lm+openblas"  # with the BLAS that this project lends to MLX
+
+
+def side_options(description: str | None) -> argparse.ArgumentParser:
+    """The options that every comparison has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="directory, Hub name or demo")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", default=[CROSSTURN, MLX_LM, MLX_LM_FAST])
+    return parser
+
+
+def compare(script: str, options: argparse.Namespace, values: Sequence[int]) -> dict[str, list[float]]:
+    """For each side the median figures for ``values``, over rounds in which the sides take turns."""
+    path = resolve(options.model)
+    rounds: dict[str, list[list[float]]] = {side: [] for side in options.sides}
+    with tempfile.TemporaryDirectory() as scratch:
+        peer = mlx_lm_copy(path, Path(scratch))
+        for _ in range(options.rounds):
+            for side in options.sides:
+                where = path if side == CROSSTURN else peer
+                rounds[side].append(run_side(script, side, where, values))
+    return {side: [float(x) for x in np.median(found, axis=0)] for side, found in rounds.items()}
 
 
 def run_side(script: str, side: str, path: Path, values: Sequence[int]) -> list[float]:
@@ -59,11 +88,12 @@ def median_seconds(work: Callable[[], object], n_runs: int = 3) -> float:
 
 def as_child(measure: Callable[[str, Path, list[int]], list[float]]) -> bool:
     """Whether this process is a side; it then prints what ``measure`` finds."""
+    if "--side" not in sys.argv:
+        return False
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--side")
     parser.add_argument("--path", type=Path)
     parser.add_argument("values", type=int, nargs="*")
-    options, _ = parser.parse_known_args()
-    if options.side:
-        print(json.dumps(measure(options.side, options.path, options.values)))
-    return bool(options.side)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.side, options.path, options.values)))
+    return True
