@@ -136,8 +136,9 @@ def tool_loop(write: Writer, n_turns: int) -> Shape:
             answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,), must_call=True)
             calls = answer.calls or (_call(f"call_{turn}_{round_}"),)
             messages.append(said(answer, echo=True) | {"tool_calls": list(calls)})
+            share = 0.5 / len(calls)
             messages += [
-                {"role": "tool", "tool_call_id": call["id"], "content": write.text(0.5)} for call in calls
+                {"role": "tool", "tool_call_id": call["id"], "content": write.text(share)} for call in calls
             ]
         answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
         messages.append(said(answer, echo=True))

@@ -135,6 +135,20 @@ def test_a_deleted_slot_is_deleted_from_the_disk_too(tmp_path: Path) -> None:
     assert resumed(tmp_path) == 0
 
 
+def test_slots_share_no_file_though_they_say_the_same(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    ask(store, SLOT, words(2000))
+    settle(store)
+    of_one = names(tmp_path)
+    ask(store, OTHER, words(2000))
+    settle(store)
+    assert len(names(tmp_path)) == 2 * len(of_one)
+    store.delete(SLOT)
+    settle(store)
+    assert not names(tmp_path) & of_one
+    store.disk.close()
+
+
 def test_a_slot_that_is_only_on_the_disk_can_be_forked(tmp_path: Path) -> None:
     filled(tmp_path)
     store = open_store(tmp_path)
@@ -258,6 +272,42 @@ def test_a_disk_that_cannot_be_written_is_told_once_and_serving_goes_on(
         store.disk.close()
     assert len(caplog.records) == 1
     assert names(tmp_path) == set()
+
+
+def test_a_conversation_of_which_a_file_cannot_be_written_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = blob.write
+    failed: list[Path] = []
+
+    def full_for_a_moment(path: Path, content: bytes) -> None:
+        if path.suffix == ".rows" and not failed:
+            failed.append(path)
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(blob, "write", full_for_a_moment)
+    store = open_store(tmp_path)
+    ask(store, SLOT, words(2000))
+    settle(store)
+    assert failed
+    assert list((tmp_path / "conversations").iterdir()) == []
+    store.disk.close()
+
+
+def test_a_write_that_is_cut_off_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    blob.write(tmp_path / "file", b"before")
+    monkeypatch.setattr(os, "fsync", cut_off)
+    for name in ("file", "new"):
+        with pytest.raises(OSError, match="Input/output"):
+            blob.write(tmp_path / name, b"after")
+    assert (tmp_path / "file").read_bytes() == b"before"
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -265,12 +265,14 @@ def test_an_entry_that_is_the_beginning_of_another_is_merged_into_it() -> None:
     store = make_store()
     first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
     second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
-    feed(first, CHAT[:150])
+    feed(first, CHAT[:150], captures=(120,))
     feed(second, CHAT)
     store.save(first)
     store.save(second)
     store.check()
     assert n_entries(store) == 1
+    (info,) = store.slots()
+    assert {120, 150} <= set(info.entries[0].checkpoints)
     assert store.plan(SLOT, chat(CHAT[:150], BYE), None, SHAPE).plan.reusable_len == 150
 
 
@@ -285,6 +287,23 @@ def test_an_entry_that_adds_nothing_to_an_older_one_is_merged_into_it() -> None:
     store.check()
     assert n_entries(store) == 1
     assert store.plan(SLOT, chat(CHAT, BYE), None, SHAPE).plan.reusable_len == 200
+
+
+def test_entries_that_part_at_their_last_token_are_not_merged() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, chat(CHAT[:150], BYE[:1]))
+    feed(second, CHAT)
+    store.save(first)
+    store.save(second)
+    store.check()
+    assert n_entries(store) == 2
+    for history in (chat(CHAT[:150], BYE[:1]), CHAT):
+        running = store.take(store.plan(SLOT, chat(history, BYE), None, SHAPE))
+        feed(running, chat(history, BYE)[len(running) :])
+        store.save(running)
+        store.check()
 
 
 def test_slots_of_a_tenant_share_the_system_block_by_copy_and_nothing_more() -> None:
@@ -368,6 +387,8 @@ def test_clearing_forgets_everything_even_what_runs() -> None:
     store = make_store()
     ask(store)
     store.take(store.plan(SLOT, CHAT, None, SHAPE)).lend()
+    ask(store, slot=OTHER)
+    assert store.n_bytes > 0
     store.clear()
     store.check()
     assert (store.n_bytes, store.slots()) == (0, ())

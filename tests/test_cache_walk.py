@@ -1,7 +1,7 @@
 """Random walks of many requests through one store, several of them under way at a time.
 
-After every step the whole store is checked: each state is the one a fresh run over its ids gives,
-the bytes counted are the bytes held, the budget holds.
+After every step the whole store is checked: each state, checkpoints included, is the one a fresh run over
+its ids gives, the bytes counted are the bytes held, the budget holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from cache_kit import UNIT, FakeClock, make_store
-from fake_state import FakeCheckpoint, FakeState
+from fake_state import FakeCheckpoint, FakeState, chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,11 +205,20 @@ def walk(below: Callable[[int], int], budget_bytes: int, n_steps: int, disk: Dis
     world = World(store, clock, below)
     for _ in range(n_steps):
         STEPS[below(len(STEPS))](world)
-        store.check()
+        check(store)
     while world.jobs:
         end(world)
-        store.check()
+        check(store)
     return world
+
+
+def check(store: Store) -> None:
+    store.check()
+    for conversation in store._conversations():
+        ids = conversation.ids.view.tolist()
+        for checkpoint in conversation.ring.checkpoints:
+            assert isinstance(checkpoint, FakeCheckpoint)
+            assert checkpoint.value == chain(ids[: checkpoint.length]), "a checkpoint is not of a fresh run"
 
 
 @settings(max_examples=60, deadline=None)

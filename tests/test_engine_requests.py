@@ -89,6 +89,8 @@ def test_a_cancel_at_any_point_keeps_the_work_done_and_the_retry_is_right(
     driver.run()
     assert outcome.failed is not None
     assert outcome.failed.kind == "cancelled"
+    assert outcome.events[-1] is outcome.failed
+    assert driver.loop.counters.n_prefilled == min(128 * n_steps, len(PROMPT))
     retry = driver.ask(PROMPT, max_tokens=6)
     assert retry.token_ids == cold(make_loop, PROMPT, max_tokens=6).token_ids
     if n_steps >= 1:
@@ -108,6 +110,12 @@ def test_several_replies_share_one_prefill_and_greedy_ones_are_equal(driver: Dri
     assert driver.loop.counters.n_prefilled == len(PROMPT)
     assert outcome.token_ids[0] == outcome.token_ids[1] == outcome.token_ids[2]
     assert len(outcome.finished) == 3
+
+
+def test_of_several_replies_the_first_one_is_remembered(driver: Driver) -> None:
+    outcome = driver.ask(PROMPT, n_replies=3, sampling=SamplingParams(temperature=1.0, seed=5))
+    assert len(set(outcome.token_ids.values())) == 3
+    assert ids_fed(driver) == [*PROMPT, *outcome.token_ids[0]]
 
 
 def test_seeded_replies_do_not_depend_on_what_else_runs(make_loop: MakeLoop) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from chatml import chat_with, tokenizer_with, tool
 from driver import GREEDY, Driver, Outcome
@@ -126,17 +127,25 @@ def test_d07_reasoning_tokens_are_those_up_to_the_closing_tag(say: Say) -> None:
 
 
 @pytest.mark.parametrize("stops", [("own fox",), ("\nUser:", "own fox"), ("fox", "own fox")])
-def test_e03_a_stop_string_ends_the_reply_and_the_memory_before_it(say: Say, stops: tuple[str, ...]) -> None:
+def test_e03_a_stop_string_ends_the_reply_and_the_memory_before_it(
+    say: Say, tokenizer: TextTokenizer, stops: tuple[str, ...]
+) -> None:
     outcome, driver = say("own fox</think>The brown fox.", thinks=True, stops=stops)
     whole = joined(outcome)
     assert whole.reasoning == "own fox"
     assert whole.content == "The br"
     assert finish(outcome).reason == "stop"
-    # What is remembered lies before the cut: asked again, the prompt and the kept text are all reused.
-    kept = ids_of("own fox</think>The br")[:-1]
-    again = driver.ask([*prompt_of(True).ids.tolist(), *kept, *ids_of(" and white")])
-    assert again.report.shared_tokens <= len(prompt_of(True).ids) + len(kept)
-    assert again.report.shared_tokens >= len(prompt_of(True).ids)
+    # What is remembered are the tokens that lie wholly before the cut.
+    written, n_prompt = ids_of("own fox</think>The brown fox."), len(prompt_of(True).ids)
+    (entry,) = driver.loop.store._shelf.entries()
+    n_kept = len(entry) - n_prompt
+    assert entry.ids.view[n_prompt:].tolist() == written[:n_kept]
+    assert "own fox</think>The br".startswith(tokenizer.decode(np.array(written[:n_kept], np.uint32)))
+    next_one = tokenizer.decode(np.array(written[: n_kept + 1], np.uint32))
+    assert not "own fox</think>The br".startswith(next_one)
+    # Asked again, the prompt and the kept text are all reused.
+    again = driver.ask([*entry.ids.view.tolist(), *ids_of(" and white")])
+    assert again.report.mode == "ExactAppend"
 
 
 def test_e03_a_stop_string_inside_a_call_is_the_calls(say: Say) -> None:

@@ -118,6 +118,30 @@ def test_a06_toggled_thinking_replays_the_header_only(pair: Pair) -> None:
         assert reply["crossturn"]["prefilled_tokens"] < 16
 
 
+@pytest.mark.parametrize("change", ["stripped", "trimmed", "reordered"])
+def test_a08_b08_history_rendered_otherwise_is_reused_up_to_the_change(pair: Pair, change: str) -> None:
+    """A thought that is left out, whitespace that is cut off, arguments in another order."""
+    call = {"name": "get_weather", "arguments": '{"city": "Rome", "unit": "C"}'}
+    history: list[Message] = [
+        system(),
+        user("What is the weather in Rome?"),
+        {"role": "assistant", "reasoning_content": "I ask the tool.", "tool_calls": [{"function": call}]},
+        {"role": "tool", "content": "Sunny, 25 degrees.  \n"},
+    ]
+    first = pair.ask(history, tools=[TOOL], enable_thinking=True)
+    if change == "stripped":
+        del history[2]["reasoning_content"]
+    elif change == "trimmed":
+        history[3]["content"] = history[3]["content"].strip()
+    elif change == "reordered":
+        call["arguments"] = '{"unit":"C","city":"Rome"}'
+    again = pair.ask(history, tools=[TOOL], enable_thinking=True)
+    assert again["crossturn"]["mode"] == "ReplayFromCheckpoint"
+    n_read, n_first = again["crossturn"]["prefilled_tokens"], first["crossturn"]["prompt_tokens"]
+    # What lies before the first message that changed, the system prompt and the question, is not read again.
+    assert n_read < 90 < 300 < n_first
+
+
 @pytest.mark.parametrize("place", ["start", "middle", "end"])
 def test_a10_a_changed_system_prompt_is_never_spliced(pair: Pair, place: str) -> None:
     half = len(SYSTEM) // 2
