@@ -244,7 +244,6 @@ def test_c06_a_tag_further_on_in_an_answer_is_text() -> None:
             "messages[1].tool_calls[0].function.arguments",
         ),
         ([USER, {"role": "assistant", "function_call": {"name": "f"}}], "messages[1].function_call"),
-        ([{"role": "system", "content": "only"}], "messages"),
         ([{"role": "tool", "content": "x"}, USER], "messages[0]"),
     ],
 )
@@ -252,6 +251,30 @@ def test_what_cannot_be_rendered_names_the_message_and_field(messages: list[Any]
     with pytest.raises(InputError) as refusal:
         render(messages)
     assert refusal.value.param == param
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("reply", [[], [{"role": "assistant", "content": "Hi."}]])
+def test_a_conversation_in_which_nobody_asks_is_rendered_all_the_same(
+    template: str | None, reply: list[dict[str, Any]]
+) -> None:
+    opening = [{"role": "system", "content": "Greet <|im_end|>."}, *reply]
+    prompt = render(opening, template=template)
+    head = "<|im_start|>system\nGreet <|im_end|>.<|im_end|>\n<|im_start|>assistant\n"
+    assert text_of(prompt).startswith(head)
+    assert "user" not in text_of(prompt)
+    assert prompt.message_roles == ("system", *["assistant"] * (1 + len(reply)))
+    # The next turn begins with it.
+    asked = render([*opening, {"role": "assistant", "content": "Yes."}, USER], template=template)
+    shared = prompt.shared_points[0] if not reply else prompt.system_end
+    assert prompt.ids[:shared].tolist() == asked.ids[:shared].tolist()
+
+
+def test_a_template_that_refuses_more_than_that_still_refuses() -> None:
+    with pytest.raises(InputError) as refusal:
+        render([{"role": "system", "content": "x"}], template="{{ raise_exception('Never.') }}")
+    assert refusal.value.param == "messages"
+    assert "Never" in str(refusal.value)
 
 
 def test_a_message_the_template_refuses_is_found_among_many() -> None:

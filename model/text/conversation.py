@@ -8,7 +8,7 @@ from typing import Any
 
 from model.errors import InputError
 from model.text.guard import Guard, GuardClashError, n_attempts
-from model.text.messages import LATE_SYSTEM, Message, normalise
+from model.text.messages import LATE_SYSTEM, Message, is_question, normalise
 from model.text.template import ChatTemplate, TemplateRefusedError
 
 OPENER = "<|im_start|>"
@@ -96,12 +96,27 @@ class Conversation:
         last[field] = last.get(field, "") + self.guard.mark
 
     def _render(self, messages: Sequence[Message], generate: bool, with_tools: bool = True) -> str:
-        return self._template.render(
-            messages,
-            tools=self.tools if with_tools else None,
-            kwargs=self._kwargs,
-            add_generation_prompt=generate,
-        )
+        def render(messages: Sequence[Message]) -> str:
+            return self._template.render(
+                messages,
+                tools=self.tools if with_tools else None,
+                kwargs=self._kwargs,
+                add_generation_prompt=generate,
+            )
+
+        try:
+            return render(messages)
+        except TemplateRefusedError:
+            if any(is_question(message) for message in messages):
+                raise
+            # Templates refuse a conversation in which nobody asks anything; OpenAI's API does not.
+            stand_in = f"{self.guard.mark}-{self.guard.mark}"
+            n_system = int(bool(messages) and messages[0]["role"] == "system")
+            asked = [*messages[:n_system], {"role": "user", "content": stand_in}, *messages[n_system:]]
+            before, found, behind = render(asked).partition(f"{_USER_HEAD}{stand_in}<|im_end|>\n")
+            if not found:
+                raise
+            return before + behind
 
     def _with_late_systems(self, text: str) -> str:
         """Put the system messages in the places that their placeholders hold."""

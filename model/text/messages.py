@@ -44,6 +44,11 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return _merge_leading_system(normal)
 
 
+def is_question(message: Message) -> bool:
+    """Whether a user asks in ``message``; templates tell a tool's result by its tag."""
+    return message["role"] == "user" and not message["content"].startswith("<tool_response>")
+
+
 def _one(message: Mapping[str, Any], where: str) -> Message:
     role = message.get("role")
     if role in ("system", "developer"):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from model.text.blocks import Ids, n_common
-from model.text.messages import Message
+from model.text.messages import Message, is_question
 
 N_GROUPS_KEPT = 2
 """Assistant messages, with their results, kept at either end of a long tool loop."""
@@ -69,16 +69,12 @@ def shared_points_from_tail(
 
 def tail_of(messages: Sequence[Message]) -> list[Message]:
     """The messages from the last question on. Of a long tool loop behind it only both ends."""
-    last = max((i for i, m in enumerate(messages) if _is_question(m)), default=0)
+    last = max((i for i, m in enumerate(messages) if is_question(m)), default=0)
     tail = list(messages[last:])
     replies = [i for i, m in enumerate(tail) if m["role"] == "assistant"]
     if len(replies) <= 2 * N_GROUPS_KEPT:
         return tail
     return tail[: replies[N_GROUPS_KEPT]] + tail[replies[-N_GROUPS_KEPT] :]
-
-
-def _is_question(message: Message) -> bool:
-    return message["role"] == "user" and not message["content"].startswith("<tool_response>")
 
 
 def _points(prompt: Blocks, points: Sequence[int] | Iterator[int]) -> tuple[int, ...]:
