@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from driver import Driver, Outcome, chat_prompt, plain_prompt
 
+from model.backend import Backend
 from model.forward import Forward
 from model.sampling import SamplingParams
+from server.engine.assembly import default_budget
 from server.engine.loop import EngineLoop, LoopOptions
 from server.events import Finished, Planned, Progress, ReplyFormat
 
@@ -285,6 +287,36 @@ def test_a_conversation_larger_than_the_budget_is_served_and_then_dropped(make_l
     outcome = driver.ask(PROMPT)
     assert outcome.token_ids == cold(make_loop, PROMPT).token_ids
     assert driver.loop.store.n_bytes == 0
+
+
+def test_what_is_idle_gives_way_before_a_request_has_to_wait(make_loop: MakeLoop) -> None:
+    n_bytes = make_loop().state_bytes(len(PROMPT) + 6)
+    driver = Driver(make_loop(budget_bytes=n_bytes * 5 // 2, stop_ids=frozenset()))
+    for i in range(2):
+        driver.ask([*PROMPT, i], session=f"idle {i}")
+    store = driver.loop.store
+    assert store.n_bytes + 2 * n_bytes > store.budget_bytes
+    outcomes = [driver.submit([*PROMPT, 10 + i], session=f"new {i}", max_tokens=6) for i in range(2)]
+    while driver.loop.stats().n_running != 2:
+        assert driver.loop.step(), "the second request waits though something idle could go"
+    driver.run()
+    assert all(outcome.finished for outcome in outcomes)
+
+
+def test_tenants_share_nothing_though_they_say_the_same(make_loop: MakeLoop) -> None:
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    system = [1, 2, *PROMPT]
+    prompt = chat_prompt([system, [1, 3, 20, 30, 2]], roles=["system", "user"], header=[1, 4, 5])
+    first = driver.ask(prompt, tenant="me", session="a")
+    second = driver.ask(prompt, tenant="you", session="a")
+    assert second.report.reused_tokens == 0
+    assert second.token_ids == first.token_ids
+    assert driver.ask(prompt, tenant="you", session="b").report.reused_tokens >= len(system)
+
+
+def test_the_default_budget_is_what_the_machine_has_less_the_weights(tiny_forward: Forward) -> None:
+    machine = Backend("metal", "a chip", 2**34, None)
+    assert default_budget(machine, tiny_forward) == (2**34 - tiny_forward.n_weight_bytes) * 3 // 4
 
 
 def test_parallel_questions_over_one_system_prompt_read_it_once(driver: Driver, make_loop: MakeLoop) -> None:

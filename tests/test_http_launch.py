@@ -10,7 +10,7 @@ import pytest
 from model.errors import CheckpointError
 from model.sampling import SamplingParams
 from server.http.sampling_fields import read_defaults
-from server.launch import names_of
+from server.launch import _engine_options, names_of
 from server.settings import Settings
 
 
@@ -25,6 +25,18 @@ def test_f10_a_hub_model_is_called_by_its_repository_not_by_its_cache_folder(tmp
         "Qwen3.5-0.8B",
         "Qwen/Qwen3.5-0.8B",
     )
+
+
+def test_sessions_share_system_prompts_unless_the_server_knows_tenants(tmp_path: Path) -> None:
+    shares = [
+        _engine_options(settings, tmp_path).shares_prefixes
+        for settings in (
+            Settings(),
+            Settings(api_keys=("k",)),
+            Settings(api_keys=("k",), share_prefixes=True),
+        )
+    ]
+    assert shares == [True, False, True]
 
 
 def test_a_model_in_the_working_directory_has_its_directorys_name(tmp_path: Path) -> None:
