@@ -108,11 +108,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reply ``index`` grew. ``logprobs`` belong to the content tokens of these deltas."""
+    """Reply ``index`` grew to ``n_tokens``. There are no ``deltas`` as long as its text may still mean
+    something else. ``logprobs`` belong to the content tokens of these deltas."""
 
     index: int
     deltas: tuple[Delta, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ def set_up(level: str) -> None:
 class RequestRecord:
     """One request's line in the making.
 
+    Attributes:
+        n_written: tokens of each reply, by its index.
+
     Args:
         id: the request's id, as the client sees it too.
         clock: seconds, monotonic.
@@ -41,6 +44,7 @@ class RequestRecord:
     thinking: bool | None = None
     plans: list[PlanReport] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    n_written: dict[int, int] = field(default_factory=dict)
     failure: Failed | None = None
     started_at: float = field(init=False)
     first_token_at: float | None = None
@@ -61,8 +65,10 @@ class RequestRecord:
             case Progress():
                 if self.first_token_at is None:
                     self.first_token_at = self.clock()
+                self.n_written[event.index] = event.n_tokens
             case Finished():
                 self.finished.append(event)
+                self.n_written[event.index] = event.n_tokens
             case Failed():
                 self.failure = event
 
@@ -76,7 +82,11 @@ class RequestRecord:
 
     @property
     def n_reply_tokens(self) -> int:
-        return sum(reply.n_tokens for reply in self.finished)
+        return sum(self.n_written.values())
+
+    @property
+    def n_thought_tokens(self) -> int:
+        return sum(reply.n_reasoning_tokens for reply in self.finished)
 
     @property
     def outcome(self) -> str:
@@ -104,6 +114,8 @@ class RequestRecord:
         ]
         if self.thinking is not None:
             pairs.append(f"thinking={'on' if self.thinking else 'off'}")
+        if self.n_thought_tokens:
+            pairs.append(f"thought={self.n_thought_tokens}")
         pairs += self._times()
         pairs.append(f"finish={self.outcome}")
         if self.who:

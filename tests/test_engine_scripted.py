@@ -212,3 +212,9 @@ def test_a_seeded_reply_under_a_grammar_does_not_depend_on_company(
     assert among[-1].token_ids == alone.token_ids
     assert all(alone.text(index).endswith(("11", "222")) for index in range(3))
     assert len({alone.token_ids[index] for index in range(3)}) > 1
+
+
+def test_every_token_is_told_though_its_text_still_waits(say: Say) -> None:
+    outcome, _ = say(f"Hm.\n</think>\n\nSo: {CALL}", thinks=True, tools=TOOLS)
+    told = [event.n_tokens for event in outcome.events if isinstance(event, Progress)]
+    assert told == list(range(1, finish(outcome).n_tokens + 1))

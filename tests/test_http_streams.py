@@ -33,7 +33,7 @@ class Gate:
 
     def __call__(self, request: GenerationRequest) -> Iterable[Event]:
         yield planned(request)
-        yield Progress(0, (ContentDelta("one"),))
+        yield Progress(0, (ContentDelta("one"),), n_tokens=7)
         assert self.opened.wait(WAIT_S)
         yield Progress(0, (ContentDelta(" two"),))
         yield Finished(0, "stop", 3, 0)
@@ -131,9 +131,11 @@ def test_e08_a_fault_of_the_encoder_ends_the_stream_and_the_work(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_e04_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
+def test_e04_a_client_that_leaves_cancels_its_request(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     gate = Gate()
-    with live(FakeEngine(gate)) as server:
+    with live(FakeEngine(gate)) as server, caplog.at_level("INFO", logger="crossturn.requests"):
         with _connection(server, {**ASK, "stream": stream}) as connection:
             if stream:
                 assert b"one" in _read_until(connection, b"one")
@@ -143,6 +145,10 @@ def test_e04_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
         gate.opened.set()
         server.engine.script = says("next")
         assert server.chat().status_code == 200
+    left, _ = [record.message for record in caplog.records if record.name == "crossturn.requests"]
+    assert "finish=cancelled" in left
+    if stream:
+        assert "reply=7" in left  # what was written, though nobody took it
 
 
 def _wait_for_a_request(server: Live) -> None:

@@ -158,8 +158,7 @@ class Decoder:
             for i in reply.reader.take_content_tokens()
             if i in reply.untold_logprobs
         )
-        if deltas or told:
-            reply.request.emit(Progress(reply.index, tuple(deltas), told))
+        reply.request.emit(Progress(reply.index, tuple(deltas), told, len(reply.token_ids)))
 
     @staticmethod
     def _finish_of(reply: Reply, is_stop: bool) -> FinishReason | None:

@@ -48,7 +48,8 @@ class CompletionEncoder:
             case Planned():
                 self._plans.append(event.report)
             case Progress():
-                yield self._grow(event)
+                if event.deltas or event.logprobs:
+                    yield self._grow(event)
             case Finished():
                 self._finished.append(event)
                 yield from self._endings(event)
