@@ -4,10 +4,10 @@
 
 #include <array>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #define __shared__ static
@@ -44,25 +44,40 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 namespace machine {
 enum class Wait { none, warp, block, over };
+constexpr std::size_t stack_bytes = 256 << 10;
 struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(256 << 10);
+  std::unique_ptr<char[]> stack;  // none before its first turn; not cleared, so only what is used takes memory
+  jmp_buf place;
   Wait wait;
   float shuffled;
 };
 static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static unsigned current;
 static void (*body)();
 
+// Jumps, because swapcontext asks the kernel for the signal mask every time.
 static void pause(Wait wait) {
   fibers[current].wait = wait;
-  swapcontext(&fibers[current].context, &scheduler);
+  if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
 }
 static void enter() {
-  body();
-  fibers[current].wait = Wait::over;
-  swapcontext(&fibers[current].context, &scheduler);
+  for (;;) {  // once a block
+    body();
+    pause(Wait::over);
+  }
+}
+static void resume(Fiber& fiber) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.stack) _longjmp(fiber.place, 1);
+  fiber.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+  ucontext_t start;
+  getcontext(&start);
+  start.uc_stack.ss_sp = fiber.stack.get();
+  start.uc_stack.ss_size = stack_bytes;
+  start.uc_link = nullptr;
+  makecontext(&start, enter, 0);
+  setcontext(&start);
 }
 // Lets those go on that wait at a barrier which all others that still run have reached too.
 static bool release(unsigned first, unsigned end, Wait wait) {
@@ -76,16 +91,9 @@ static bool release(unsigned first, unsigned end, Wait wait) {
     if (fibers[t].wait == wait) fibers[t].wait = Wait::none;
   return is_anyone;
 }
-static void run_block(unsigned n_threads) {
-  for (unsigned t = 0; t < n_threads; ++t) {
-    Fiber& fiber = fibers[t];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = nullptr;
-    fiber.wait = Wait::none;
-    makecontext(&fiber.context, enter, 0);
-  }
+// Whether all threads came to their end: false when some wait for a barrier that others have left out.
+static bool run_block(unsigned n_threads) {
+  for (Fiber& fiber : fibers) fiber.wait = Wait::none;
   for (;;) {
     bool ran = false;
     for (unsigned warp = 0; warp < n_threads; warp += 32) {
@@ -95,23 +103,19 @@ static void run_block(unsigned n_threads) {
           if (fibers[t].wait != Wait::none) continue;
           current = t;
           threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
-          swapcontext(&scheduler, &fibers[t].context);
+          resume(fibers[t]);
           ran = true;
         }
       } while (release(warp, end, Wait::warp));
     }
     if (release(0, n_threads, Wait::block)) continue;
-    if (!ran) {
-      for (unsigned t = 0; t < n_threads; ++t)
-        if (fibers[t].wait != Wait::over) {
-          std::fprintf(stderr, "threads wait for a barrier that others have left out\n");
-          std::abort();
-        }
-      return;
-    }
+    if (ran) continue;
+    for (unsigned t = 0; t < n_threads; ++t)
+      if (fibers[t].wait != Wait::over) return false;
+    return true;
   }
 }
-static void run(void (*kernel)()) {
+static bool run(void (*kernel)()) {
   body = kernel;
   const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z;
   fibers.resize(n_threads);
@@ -119,8 +123,12 @@ static void run(void (*kernel)()) {
     for (unsigned y = 0; y < gridDim.y; ++y)
       for (unsigned x = 0; x < gridDim.x; ++x) {
         blockIdx = {x, y, z};
-        run_block(n_threads);
+        if (!run_block(n_threads)) {
+          fibers.clear();
+          return false;
+        }
       }
+  return true;
 }
 static float exchange(float x, unsigned from) {
   const unsigned warp = current / 32 * 32;
