@@ -14,6 +14,7 @@ from model.backend import prepare
 from model.errors import CrossturnError
 from server.listen import listen
 from server.settings import Settings, parse_bytes
+from server.signals import SignalWatch
 
 API_KEYS_VARIABLE = "CROSSTURN_API_KEYS"
 
@@ -29,8 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CrossturnError as error:
         print(f"crossturn: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # while the model loads; later, signals drain the server
-        return 130
     return 0
 
 
@@ -40,14 +39,15 @@ def serve(settings: Settings) -> None:
     Raises:
         CrossturnError: the server cannot start; the message is one line.
     """
-    with listen(settings.host, settings.port) as listener:
+    watch = SignalWatch()
+    with listen(settings.host, settings.port) as listener, watch.running():
         prepare()
         # Only now may MLX be imported, and these modules are what does it.
         from server.launch import launch
         from server.log import set_up
 
         set_up(settings.log_level)
-        launch(settings, listener)
+        launch(settings, listener, watch)
 
 
 def settings_of(chosen: argparse.Namespace) -> Settings:

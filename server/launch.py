@@ -19,10 +19,11 @@ from server.http.served import Served
 from server.lifetime import serve_http
 from server.listen import url_of
 from server.settings import Settings
+from server.signals import SignalWatch
 
 
-def launch(settings: Settings, listener: socket.socket) -> None:
-    """Load the model and serve it on ``listener`` until a signal ends it.
+def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> None:
+    """Load the model and serve it on ``listener`` until a signal that ``watch`` takes ends it.
 
     Raises:
         ModelError: the model cannot be found or loaded.
@@ -43,7 +44,7 @@ def launch(settings: Settings, listener: socket.socket) -> None:
     )
     gateway = Gateway(engine, served, settings)
     try:
-        serve_http(gateway, listener, lambda: print(ready_line(listener, served), flush=True))
+        serve_http(gateway, listener, watch, lambda: print(ready_line(listener, served), flush=True))
     finally:
         gateway.close()
         engine.stop(drain_s=0)

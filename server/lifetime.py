@@ -7,15 +7,15 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
 
 from server.http.app import create_app
 from server.http.gateway import Gateway
+from server.signals import SignalWatch
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they do not write into one that just closed."""
 
@@ -27,11 +27,15 @@ class DrainingServer(uvicorn.Server):
     once; the third waits for nobody.
 
     Args:
+        watch: takes the signals.
         on_ready: called once, when requests are taken.
     """
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, watch: SignalWatch, on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._watch = watch
         self._gateway = gateway
         self._on_ready = on_ready
         self._n_signals = 0
@@ -40,13 +44,17 @@ class DrainingServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         # uvicorn's own raises the signal again at the end, which would make the exit code a failure.
         loop = asyncio.get_running_loop()
-        for sig in _SIGNALS:
-            loop.add_signal_handler(sig, self.handle_exit, sig, None)
+        before = self._watch.handler
+
+        def tell(received: signal.Signals) -> None:
+            with suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(self.handle_exit, received, None)
+
+        self._watch.handler = tell
         try:
             yield
         finally:
-            for sig in _SIGNALS:
-                loop.remove_signal_handler(sig)
+            self._watch.handler = before
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         self._n_signals += 1
@@ -66,7 +74,9 @@ class DrainingServer(uvicorn.Server):
         drain.cancel()  # by now everybody has been answered, or cut off
 
 
-def serve_http(gateway: Gateway, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def serve_http(
+    gateway: Gateway, listener: socket.socket, watch: SignalWatch, on_ready: Callable[[], None]
+) -> None:
     """Serve ``gateway`` on ``listener`` until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         create_app(gateway),
@@ -77,4 +87,4 @@ def serve_http(gateway: Gateway, listener: socket.socket, on_ready: Callable[[],
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(gateway.settings.drain_s) + 3,
     )
-    DrainingServer(config, gateway, on_ready).run(sockets=[listener])
+    DrainingServer(config, gateway, watch, on_ready).run(sockets=[listener])

@@ -1,0 +1,61 @@
+"""One signal ends the server, whatever it is busy with."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+WATCH = """
+import os, threading
+from server.signals import SignalWatch
+
+watch, received = SignalWatch(), []
+came = threading.Event()
+with watch.running():
+    watch.handler = lambda signal: (received.append(signal.name), came.set())
+    {act}
+    assert came.wait(20)
+    print(*received, flush=True)
+    came.clear()
+    os.kill(os.getpid(), {number})
+    assert came.wait(20)
+print(*received)
+"""
+END = """
+import os
+from server.signals import SignalWatch
+
+with SignalWatch().running():
+    {act}
+    while True:
+        pass
+"""
+# A compiler that MLX has started, as far as signals are concerned.
+COMPILES = "os.system('kill -{number} $PPID')"
+IDLES = "os.kill(os.getpid(), {number})"
+
+
+def run(script: str, act: str, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    text = script.format(act=act.format(number=int(number)), number=int(number))
+    return subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("act", [COMPILES, IDLES])
+def test_no_signal_is_lost(act: str, number: signal.Signals) -> None:
+    ended = run(WATCH, act, number)
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == [number.name, f"{number.name} {number.name}"]
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("act", [COMPILES, IDLES])
+def test_a_signal_before_the_server_is_ready_ends_it_at_once(act: str, number: signal.Signals) -> None:
+    ended = run(END, act, number)
+    assert (ended.returncode, ended.stderr) == (128 + number, "")
