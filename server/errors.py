@@ -174,6 +174,8 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    if error_status(error) == 404:  # of the framework: no route is there
+        error = NotFoundError(f"There is no {request.method} {request.url.path} on this server.")
     response = await _answer(request, error)
     if response.status_code == 405:
         response.headers["Allow"] = ", ".join(_methods_at(request))

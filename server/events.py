@@ -133,7 +133,7 @@ class Failed:
     """The request ended early; nothing follows. ``retry_after_s`` is set when trying again helps."""
 
     message: str
-    kind: Literal["cancelled", "overloaded", "internal"]
+    kind: Literal["cancelled", "overloaded", "shutting_down", "internal"]
     retry_after_s: float | None = None
 
 

@@ -36,6 +36,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
     info = engine.start()
     served = Served(
         names=names_of(settings, path),
+        aliases=settings.served_model_names,
         created=int(time.time()),
         info=info,
         chat=chat,

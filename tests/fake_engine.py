@@ -186,10 +186,16 @@ class FakeTokens:
         return bytes([token_id])
 
 
-def fake_served(*names: str, context_length: int = 4096, sampling: SamplingParams | None = None) -> Served:
+def fake_served(
+    *names: str,
+    aliases: tuple[str, ...] = (),
+    context_length: int = 4096,
+    sampling: SamplingParams | None = None,
+) -> Served:
     """A model that is only its names and limits."""
     return Served(
         names=names or ("demo",),
+        aliases=aliases,
         created=1_700_000_000,
         info=ModelInfo(
             name="demo", context_length=context_length, device="none", budget_bytes=1 << 30, vocab_size=256

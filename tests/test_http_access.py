@@ -28,9 +28,14 @@ def test_f10_every_name_of_the_model_is_taken_and_no_other() -> None:
         response = server.chat(model="gpt-4o")
         assert response.status_code == 404
         assert error_of(response)["code"] == "model_not_found"
-        assert [model.id for model in server.openai.models.list()] == ["alias", "demo", "/models/demo"]
         assert server.openai.models.retrieve("/models/demo").id == "/models/demo"
         assert server.http.get("/v1/models/gpt-4o").status_code == 404
+
+
+@pytest.mark.parametrize(("aliases", "listed"), [((), ["a"]), (("a", "b"), ["a", "b"])])
+def test_one_model_is_listed_once_or_by_its_aliases(aliases: tuple[str, ...], listed: list[str]) -> None:
+    with live(served=fake_served("a", "b", "/models/demo", aliases=aliases)) as server:
+        assert [model.id for model in server.openai.models.list()] == listed
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,8 @@ def test_unknown_paths_and_methods_are_errors_of_the_same_shape(
 ) -> None:
     response = server.http.request(method, path)
     assert response.status_code == status
-    error_of(response)
+    message = error_of(response)["message"]
+    assert status == 405 or f"{method} {path}" in message
 
 
 @pytest.mark.parametrize(

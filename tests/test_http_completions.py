@@ -12,6 +12,7 @@ from fake_engine import FakeEngine, planned, says
 from live_server import Live, error_of, live
 from openai_types import check_completion
 
+from cache.planner import CrossTurnSlotId
 from model.text.deltas import ContentDelta
 from server.events import Finished, Progress, TokenLogprob
 
@@ -107,6 +108,7 @@ def test_log_probabilities_have_the_old_shape() -> None:
         ({"logprobs": 6}, "logprobs"),
         ({"stream_options": {}}, "stream_options"),
         ({"messages": []}, "messages"),
+        ({"metadata": {"session_id": "a", "colour": "red"}}, "metadata.colour"),
         ({"prompt": "x" * 5000}, "prompt"),
     ],
 )
@@ -116,6 +118,11 @@ def test_what_cannot_be_completed_is_refused_by_name(
     response = complete(server, **fields)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
+
+
+def test_metadata_may_name_the_session(server: Live) -> None:
+    check_completion(complete(server, metadata={"session_id": "s"}).json())
+    assert server.engine.requests[-1].slot == CrossTurnSlotId.for_session(None, "s")
 
 
 def test_text_becomes_tokens_and_text_again(server: Live) -> None:

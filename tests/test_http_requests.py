@@ -152,6 +152,11 @@ def test_what_a_request_says_reaches_the_engine(server: Live) -> None:
     assert (request.max_tokens, request.n_replies, request.top_logprobs) == (12, 3, 4)
 
 
+def test_f05_too_many_stops_are_said_to_be_too_many(server: Live) -> None:
+    assert "at most 4 items" in server.refusal(stop=["a"] * 5)["message"]
+    assert "valid string" in server.refusal(stop=3)["message"]
+
+
 @pytest.mark.parametrize("stop", [None, "", [], [""]])
 def test_f10_empty_stops_stop_nothing(server: Live, stop: Any) -> None:
     assert server.chat(stop=stop).status_code == 200

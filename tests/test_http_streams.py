@@ -249,7 +249,7 @@ def test_g06_the_drain_ends_what_does_not_finish_in_time() -> None:
         drained.result(WAIT_S)
         gate.opened.set()
         assert server.engine.was_cancelled.wait(WAIT_S)
-    assert any("shutting down" in line for line in rest)
+    assert any('"code":"shutting_down"' in line for line in rest)
     assert rest[-2] == "data: [DONE]"
 
 

@@ -53,6 +53,7 @@ def compose_completion(
     if request.best_of not in (None, n):
         raise InputError("'best_of' must equal 'n': replies are not ranked.", param="best_of")
     check_stream_options(request)
+    _check_metadata(request)
     prompts = _prompts(request, served)
     return ComposedCompletion(
         generations=[
@@ -71,6 +72,17 @@ def compose_completion(
         stream=bool(request.stream),
         who=request.user,
     )
+
+
+def _check_metadata(request: CompletionRequest) -> None:
+    """OpenAI's plain completions have no metadata, so there is nowhere to give it back; it may only name the
+    session."""
+    others = set(request.metadata or ()) - {"session_id"}
+    if others:
+        param = f"metadata.{min(others)}"
+        raise InputError(
+            "Of 'metadata', plain completions take 'session_id' only.", param=param, code="unknown_parameter"
+        )
 
 
 def _generation(

@@ -94,7 +94,7 @@ class Gateway:
     def end_runs(self) -> None:
         """End every run now, with an error that says why."""
         for run in self._live:
-            run.fail(Failed("The server is shutting down.", kind="overloaded", retry_after_s=10))
+            run.fail(Failed("The server is shutting down.", kind="shutting_down", retry_after_s=10))
 
     def close(self) -> None:
         """Stop the worker thread."""

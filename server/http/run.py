@@ -96,8 +96,8 @@ class Run:
 
 def http_error(failure: Failed) -> HttpError:
     """What a client is told of ``failure``."""
-    if failure.kind == "overloaded":
+    if failure.kind in ("overloaded", "shutting_down"):
         return UnavailableError(
-            failure.message, code="overloaded", retry_after_s=failure.retry_after_s or 1.0
+            failure.message, code=failure.kind, retry_after_s=failure.retry_after_s or 1.0
         )
     return EngineFaultError(failure.message, code=failure.kind)

@@ -75,6 +75,7 @@ class Served:
 
     Attributes:
         names: what a request may call it; the first is how it calls itself.
+        aliases: those of them that the operator gave; clients are shown these, or else the first name alone.
         created: Unix time at which it was loaded.
         sampling: what a request that says nothing gets, from the checkpoint's generation_config.json.
     """
@@ -82,6 +83,7 @@ class Served:
     names: tuple[str, ...]
     created: int
     info: ModelInfo
+    aliases: tuple[str, ...] = ()
     chat: ChatRenderer = field(repr=False)
     tokens: TokenTable = field(repr=False)
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -89,6 +91,10 @@ class Served:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        return self.aliases or self.names[:1]
 
     def check_name(self, name: str | None) -> None:
         """Accept any of the model's names, and a request that names none.

@@ -25,7 +25,7 @@ class ModelBody(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The names of the model that is served."""
+    """The names that clients choose from; the model answers to its path and its repository too."""
 
     object: Literal["list"]
     data: list[ModelBody]
@@ -39,7 +39,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/v1/models", summary="List the names of the model that is served")
     async def list_models(request: Request) -> ModelList:
         authenticate(request.headers, api_keys)
-        return ModelList(object="list", data=[_body(served, name) for name in served.names])
+        return ModelList(object="list", data=[_body(served, name) for name in served.listed])
 
     @routes.get("/v1/models/{name:path}", summary="Describe the model", responses=errors(404))
     async def retrieve_model(request: Request, name: str) -> ModelBody:

@@ -50,9 +50,9 @@ def _input_error(error: ValidationError, body: bytes) -> InputError:
     if not isinstance(data, dict):
         return InputError("The body must be a JSON object.", code="invalid_json")
     paths = [_path_in(data, detail) for detail in details]
-    # Of a union's branches, the one that got deepest is the one the client meant.
+    # Of a union's branches, the one that got deepest, or whose type fits, is the one the client meant.
     related = [i for i, path in enumerate(paths) if path[:1] == paths[0][:1]]
-    best = max(related, key=lambda i: len(paths[i]))
+    best = max(related, key=lambda i: (len(paths[i]), not details[i]["type"].endswith("_type")))
     param = _dotted(paths[best])
     return InputError(_sentence(details[best], param), param=param or None, code=_code(details[best]))
 
