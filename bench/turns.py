@@ -23,7 +23,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 import numpy as np
 from numpy.typing import NDArray
-from shapes import SHAPES, Answer, Turn, Writer
+from shapes import SHAPES, Answer, Message, Turn, Writer, said
 
 from cache.planner import longest_common_token_prefix
 from model.text.chat import ChatFormat
@@ -74,18 +74,24 @@ class Seen:
         self._sequences: list[Ids] = []
 
     def n_new(self, turn: Turn) -> int:
-        ids = self._render(turn)
+        ids = self._render(turn, turn.messages)
         return len(ids) - max((longest_common_token_prefix(ids, old) for old in self._sequences), default=0)
 
     def add(self, turn: Turn, answer: Answer) -> None:
         text = answer.content
         if turn.thinking:
             text = answer.reasoning + ("\n</think>\n\n" + text if text else "")
-        self._sequences.append(np.concatenate([self._render(turn), self._tokenizer.encode(text)]))
+        prompt = self._render(turn, turn.messages)
+        self._sequences.append(np.concatenate([prompt, self._tokenizer.encode(text)]))
+        if answer.calls:
+            # What the model wrote for its calls is known only as they are rendered again before a result.
+            called = said(answer, echo=True) | {"tool_calls": list(answer.calls)}
+            result: Message = {"role": "tool", "content": ""}
+            self._sequences.append(self._render(turn, (*turn.messages, called, result)))
 
-    def _render(self, turn: Turn) -> Ids:
+    def _render(self, turn: Turn, messages: Sequence[Message]) -> Ids:
         prompt = self._chat.render(
-            list(turn.messages),
+            list(messages),
             tools=list(turn.tools) or None,
             template_kwargs={"enable_thinking": turn.thinking},
         )
