@@ -17,7 +17,7 @@ from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
-from model.layers.cuda import kernel, matvec
+from model.layers.cuda import kernel, matvec, prompt_attention
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, decode
 from model.layers.cuda.pointwise import add_norm, swiglu
 from model.state import State
@@ -95,7 +95,11 @@ def ids(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 64, n).astype(np.uint32)
 
 
-def assert_near(found: mx.array, wanted: mx.array, tolerance: float = 2e-5) -> None:
+# A GPU's exponentials and roots are approximations, and it sums in another order.
+TOLERANCE = 2e-4 if detect().kind == "cuda" else 2e-5
+
+
+def assert_near(found: mx.array, wanted: mx.array, tolerance: float = TOLERANCE) -> None:
     a, b = np.array(found.astype(mx.float32)), np.array(wanted.astype(mx.float32))
     assert np.isfinite(a).all()
     assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
@@ -112,7 +116,10 @@ def assert_same_state(found: State, wanted: State) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(name: str) -> None:
+def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_attention, "_MOST_ROWS", 100)  # several blocks of queries
     plain, fused, _ = both(SHAPES[name])
     mine, theirs = fused.new_state(), plain.new_state()
     # Parts shorter than the convolution, than a chunk, of whole chunks; captures at borders and inside.

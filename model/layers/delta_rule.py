@@ -81,11 +81,11 @@ class MetalKernel:
         for end in ends:
             part = (x[None, start:end] for x in (q, k, v, log_decay, beta))
             out, matrix = _metal(part, states[-1])
-            outs.append(out[0])
+            outs.append(out.squeeze(0))
             states.append(matrix)
             start = end
         out = mx.concatenate(outs) if len(outs) > 1 else outs[0]
-        return out, states[-1][0], [matrix[0] for matrix in states[1 : len(capture_at) + 1]]
+        return out, states[-1].squeeze(0), [matrix.squeeze(0) for matrix in states[1 : len(capture_at) + 1]]
 
     def one(
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array

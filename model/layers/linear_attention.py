@@ -52,9 +52,9 @@ class LinearAttention:
         rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
         q, k, v = self._heads(self._convolve(rows, n_tokens))
         log_decay, beta = self._gates(a, b)
-        out, matrix, captured = self._device.rule.many(
-            q[0], k[0], v[0], log_decay[0], beta[0], past.matrix[0], capture_at
-        )
+        # squeeze, not [0]: MLX gathers for an index, which copies.
+        q, k, v, log_decay, beta, start = (x.squeeze(0) for x in (q, k, v, log_decay, beta, past.matrix))
+        out, matrix, captured = self._device.rule.many(q, k, v, log_decay, beta, start, capture_at)
         states = [
             Recurrent(rows[:, end : end + n_kept], m[None]).detached()
             for end, m in zip([*capture_at, n_tokens], [*captured, matrix], strict=True)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: MLX's fused kernel where it has one, blocks of queries elsewhere."""
+"""Scaled dot-product attention: MLX's fused kernel on a GPU, our own blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -20,37 +20,16 @@ Reduction = Callable[..., mx.array]
 # Query rows whose scores are in memory at once: many enough for the products, few enough for the caches.
 _MOST_ROWS, _FEWEST_ROWS = 128, 8
 _BLOCK_SCORES = 1 << 20
-# The same on CUDA, where the products want more of them.
-_FUSED_WIDTH = 128
-_MOST_GPU_ROWS, _FEWEST_GPU_ROWS = 1024, 64
-_GPU_SCORES = 1 << 27
 _HALVED = 512  # columns from which on halving pays
 
 
 def attend_for(kind: BackendKind, math: Elementwise) -> Attend:
     """The implementation for a device."""
-    if kind == "cpu":
-        return BlockAttention(math)
-    return _fused_or_blocks if kind == "cuda" else _fused
+    return BlockAttention(math) if kind == "cpu" else _fused
 
 
 def _fused(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-
-
-def _fused_or_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
-    """Above a head width of 128 MLX has no fused kernel for CUDA and writes out every score: in blocks of
-    queries half of them need not be, and what is in memory stays bounded."""
-    n_heads, n_queries, n_keys = q.shape[1], q.shape[2], k.shape[2]
-    if q.shape[-1] <= _FUSED_WIDTH or mask != "causal":
-        return _fused(q, k, v, scale, mask)
-    n_rows = max(_FEWEST_GPU_ROWS, min(_MOST_GPU_ROWS, _GPU_SCORES // (n_heads * n_keys)))
-    outs = []
-    for start in range(0, n_queries, n_rows):
-        end = min(start + n_rows, n_queries)
-        seen = n_keys - n_queries + end
-        outs.append(_fused(q[:, :, start:end], k[:, :, :seen], v[:, :, :seen], scale, mask))
-    return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
 class BlockAttention:

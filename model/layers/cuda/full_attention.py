@@ -13,7 +13,7 @@ from model.device import Device
 from model.kv import KvRows
 from model.layers.attention import Attention, StepGroup
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, can_attend, decode, prepare
-from model.layers.softmax_attention import Mask
+from model.layers.cuda.prompt_attention import attend_causal, is_needed
 
 
 class Heads(NamedTuple):
@@ -56,10 +56,12 @@ class CudaAttention(Attention):
     def prefill(self, x: mx.array, rows: KvRows) -> mx.array:
         joined = self._inputs.joined(x)
         start = mx.array([rows.length], mx.int32)
-        q, k, v = prepare(joined[0], start, self._shape, self._weights, is_step=False)
+        q, k, v = prepare(joined.squeeze(0), start, self._shape, self._weights, is_step=False)
         keys, values = rows.append(k, v)
-        mask: Mask = "causal" if x.shape[1] > 1 else None
-        out = self._device.attend(q, keys, values, self._scale, mask)
+        if is_needed(self._shape.head_dim, q.dtype):
+            out = attend_causal(q, keys, values, self._weights.scale)
+        else:
+            out = self._device.attend(q, keys, values, self._scale, "causal" if x.shape[1] > 1 else None)
         n_heads, dim = self._shape.n_heads, self._shape.head_dim
         gate = joined[..., : 2 * n_heads * dim].reshape(*x.shape[:2], n_heads, 2, dim)[..., 1, :]
         return self._mix(out.transpose(0, 2, 1, 3), gate)
@@ -76,7 +78,9 @@ class CudaAttention(Attention):
         """Append the rows and attend: the gated heads' outputs [B, Hq * D]."""
         if len(groups) == 1:
             return self._over_rows(heads, groups[0], layer)
-        outs = [self._over_rows(Heads(*(side[group.members] for side in heads)), group, layer) for group in groups]
+        outs = [
+            self._over_rows(Heads(*(side[group.members] for side in heads)), group, layer) for group in groups
+        ]
         return mx.concatenate(outs)[_order(groups)]
 
     def end_step(self, mixed: mx.array) -> mx.array:

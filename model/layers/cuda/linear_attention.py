@@ -37,8 +37,9 @@ class CudaLinearAttention(LinearAttention):
     ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
         if not can_walk(self._shape, x.dtype):
             return super().prefill(x, past, capture_at)
-        rows, window = self._inputs.joined(x)[0], past.window[0]
-        walked = walk(rows, window, past.matrix[0], self._shape, self._weights)
+        # squeeze, not [0]: MLX gathers for an index, which copies.
+        rows, window = self._inputs.joined(x).squeeze(0), past.window.squeeze(0)
+        walked = walk(rows, window, past.matrix.squeeze(0), self._shape, self._weights)
         captured = []
         for position in capture_at:
             tail, state = capture(position, rows, window, walked, self._shape)
