@@ -131,9 +131,7 @@ def test_e08_a_fault_of_the_encoder_ends_the_stream_and_the_work(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_e04_a_client_that_leaves_cancels_its_request(
-    stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_e04_a_client_that_leaves_cancels_its_request(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     with live(FakeEngine(gate)) as server, caplog.at_level("INFO", logger="crossturn.requests"):
         with _connection(server, {**ASK, "stream": stream}) as connection:
