@@ -117,7 +117,7 @@ def calls_of(heard: dict[str, Any]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(
     "text", ["Plain.", "Żółć, 日本, 👩‍👩‍👧 and é", "", "  spaces \n\n", "a </think> b", "<|", "�"]
 )
-def test_d06_text_comes_whole_in_whole_characters(stage: Stage, text: str, encode: Any) -> None:
+def test_text_comes_whole_in_whole_characters(stage: Stage, text: str, encode: Any) -> None:
     heard = stage.hear(encode(text))
     assert (heard["content"], heard["reasoning"], heard["finish"]) == (text, "", "stop")
     told = b"".join(bytes(entry["bytes"]) for entry in heard["logprobs"]).decode()

@@ -81,6 +81,34 @@ def test_headers_of_a_waiting_request_come_with_the_first_comment() -> None:
         assert "data: [DONE]" in list(lines)
 
 
+@pytest.mark.parametrize("phase", ["queueing", "prefill", "a withheld call"])
+def test_comments_come_on_a_clock_whatever_is_being_done(phase: str) -> None:
+    may_go_on = threading.Event()
+
+    def script(request: GenerationRequest) -> Iterable[Event]:
+        if phase != "queueing":
+            yield planned(request)
+        while not may_go_on.wait(0.002):
+            if phase == "a withheld call":
+                yield Progress(0, ())  # a token whose text may still be part of a call
+        if phase == "queueing":
+            yield planned(request)
+        yield Progress(0, (ContentDelta("so"),), n_tokens=9)
+        yield Finished(0, "stop", 10, 0)
+
+    with (
+        live(FakeEngine(script), settings=Settings(keep_alive_s=0.02)) as server,
+        server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
+    ):
+        lines: list[str] = []
+        for line in response.iter_lines():
+            lines.append(line)
+            if lines.count(": keep-alive") == 4:
+                may_go_on.set()
+    assert lines.count(": keep-alive") >= 4
+    assert sum('"so"' in line for line in lines) == 1
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("failure", "status"),
