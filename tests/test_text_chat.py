@@ -173,6 +173,25 @@ def test_c01_arguments_are_decoded_or_kept_as_raw_text(
     assert shown in text_of(render(messages, template))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_results_stand_in_the_order_of_their_calls(order: tuple[int, ...]) -> None:
+    calls = [{**call("f", {"k": i}), "id": f"call_{i}"} for i in range(3)]
+    results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": f"result {i}"} for i in order]
+    text = text_of(render([USER, {"role": "assistant", "tool_calls": calls}, *results]))
+    places = [text.index(f"result {i}") for i in range(3)]
+    assert places == sorted(places)
+
+
+def test_results_of_unknown_calls_stay_in_their_order() -> None:
+    calls = [{**call("f", {}), "id": f"call_{i}"} for i in range(2)]
+    results = [
+        {"role": "tool", "tool_call_id": "call_1", "content": "one"},
+        {"role": "tool", "content": "nameless"},
+    ]
+    text = text_of(render([USER, {"role": "assistant", "tool_calls": calls}, *results]))
+    assert text.index("one") < text.index("nameless")
+
+
 def test_a08_arguments_are_rendered_in_the_order_in_which_they_were_sent() -> None:
     texts = []
     for arguments in ('{"path":"a","new":"b"}', '{"new": "b", "path": "a"}'):

@@ -5,6 +5,7 @@
 * Text parts are joined with nothing between them, in order, as the templates join them.
 * An assistant's ``reasoning_content`` or ``reasoning`` is its thought; where neither is sent, a thought
   in tags at the very head of the content is taken out of it. Tags further on are text.
+* Results of several calls stand in the order of the calls, whatever order they were sent in.
 * A call's arguments are the object they encode. Text that encodes no object is kept as it is, as the
   one argument ``arguments``; nothing at all (``""``, ``null``) is no arguments.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from model.errors import InputError
@@ -41,7 +43,22 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         if message.get("role") == "tool" and not index:
             raise InputError(f"{where}: a tool's result must follow the call", param=where)
         normal.append(_one(message, where))
-    return _merge_leading_system(normal)
+    return _merge_leading_system(_results_in_order(messages, normal))
+
+
+def _results_in_order(messages: Sequence[Mapping[str, Any]], normal: Sequence[Message]) -> list[Message]:
+    """``normal`` with the results of several calls in the order of the calls, which is all that tells a model
+    which is which: the prompt has no ids. Results of unknown calls stay where they stand."""
+    ordered: list[Message] = []
+    call_ids: list[object] = []
+    for is_result, group in groupby(range(len(normal)), lambda i: normal[i]["role"] == "tool"):
+        run = list(group)
+        if not is_result:
+            call_ids = [call.get("id") for call in messages[run[-1]].get("tool_calls") or ()]
+        elif all(messages[i].get("tool_call_id") in call_ids for i in run):
+            run.sort(key=lambda i: call_ids.index(messages[i].get("tool_call_id")))
+        ordered += [normal[i] for i in run]
+    return ordered
 
 
 def is_question(message: Message) -> bool:
