@@ -1,6 +1,6 @@
 """Cost of a token over context and over company, for models of real sizes with random weights.
 
-    python bench/sizes.py --shapes 0.8B 4B --bits 16 4 --peer
+    python bench/sizes.py --shapes 0.8B 4B --bits 16 4 --peer --chart docs/cost-over-context-h200.svg
 
 For a GPU (the 0.8B shape runs on a CPU too, slowly). Each line is one figure; ``--peer`` runs mlx-lm
 over the same weights, in the same process, before ours takes them over. No prompt is read for the
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sides import prepare_side
 
@@ -21,11 +23,13 @@ prepare_side("crossturn")
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
+from chart import Line, chart  # noqa: E402
 from filled import decode_seconds, filled_cache, filled_state, stepper, timed  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from random_model import forward_over, random_modules  # noqa: E402
 from shape_table import SHAPES  # noqa: E402
 
+from model.backend import detect  # noqa: E402
 from model.checkpoint.config import ModelConfig  # noqa: E402
 from model.forward import Forward  # noqa: E402
 
@@ -44,8 +48,9 @@ def main() -> None:
     parser.add_argument("--company-context", type=int, default=4096)
     parser.add_argument("--peer", action="store_true", help="measure mlx-lm too")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--chart", type=Path, help="an SVG file for the cost of a token over context")
     options = parser.parse_args()
-    figures: list[dict[str, object]] = []
+    figures: list[dict[str, Any]] = []
 
     def tell(what: str, value: float, unit: str) -> None:
         figures.append({"model": f"{shape} {bits} bits", "what": what, "value": value, "unit": unit})
@@ -62,6 +67,23 @@ def main() -> None:
             measure_ours(forward_over(modules, config), options, tell)
             del modules
             mx.clear_cache()
+    if options.chart:
+        options.chart.write_text(context_chart(figures))
+
+
+def context_chart(figures: Sequence[Mapping[str, Any]]) -> str:
+    """An SVG of the milliseconds that a token costs, read and written, over the tokens before it."""
+    points: dict[str, dict[int, float]] = {}
+    for figure in figures:
+        read = re.fullmatch(r"prefill of \d+ after (\d+)", figure["what"])
+        written = re.fullmatch(r"decode after (\d+)", figure["what"])
+        if read:
+            points.setdefault(f"{figure['model']}, read", {})[int(read[1])] = 1e3 / figure["value"]
+        elif written:
+            points.setdefault(f"{figure['model']}, written", {})[int(written[1])] = figure["value"]
+    lines = [Line(name, list(at), list(at.values())) for name, at in points.items()]
+    title = f"Cost of a token over context: random weights, {detect().name}"
+    return chart(title, "tokens of context", "ms a token", lines)
 
 
 def measure_ours(
