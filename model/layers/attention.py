@@ -94,9 +94,7 @@ class Attention:
         """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""
         return self._heads(*self._inputs(x))
 
-    def _heads(
-        self, q: mx.array, k: mx.array, v: mx.array
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    def _heads(self, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """The same of the projections' outputs, [B, T, width] each."""
         n_seqs, n_tokens, _ = q.shape
         q, gate = mx.split(q.reshape(n_seqs, n_tokens, self._n_heads, -1), 2, axis=-1)
