@@ -47,7 +47,8 @@ class EngineStats:
         n_running: requests that are being prefilled or decoded.
         n_waiting: requests in the admission queue.
         n_prompt_tokens, n_reused_tokens: of all prompts since the start.
-        n_prefilled_tokens, n_read_ahead_tokens: tokens read for prompts and between turns.
+        n_prefilled_tokens, n_read_ahead_tokens: all tokens read, and those of them
+            that were read between turns.
         n_generated_tokens: of all replies since the start.
     """
 

@@ -231,9 +231,11 @@ def test_reading_ahead_turns_the_known_part_of_the_next_prompt_into_reuse(
     first = chat_prompt([[1, 3, *PROMPT]], roles=["user"], header=header)
     driver.ask(first)
     known = chat_prompt([[1, 3, *PROMPT], [1, 4, 50, 51, 52, 2]], roles=["user", "assistant"], header=[1, 3])
+    n_read = driver.loop.counters.n_prefilled
     driver.read_ahead(known)
     driver.run()
     assert driver.loop.counters.n_read_ahead > 0
+    assert driver.loop.counters.n_prefilled == n_read + driver.loop.counters.n_read_ahead
     following = chat_prompt(
         [[1, 3, *PROMPT], [1, 4, 50, 51, 52, 2], [1, 3, 60, 61, 2]],
         roles=["user", "assistant", "user"],

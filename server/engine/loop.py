@@ -281,12 +281,12 @@ class EngineLoop:
         for checkpoint in read.checkpoints:
             job.running.capture(checkpoint)
         self._store.enforce()
+        self.counters.n_prefilled += len(ids)
         if isinstance(job.request, WarmRequest):
             self.counters.n_read_ahead += len(ids)
             if job.is_read:
                 self._put_aside()
             return True
-        self.counters.n_prefilled += len(ids)
         if job.is_read:
             self._reading = None
             self._begin_replies(job.request, job.running, read.logits)
