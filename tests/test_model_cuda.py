@@ -170,7 +170,9 @@ def test_kernels_in_bfloat16_stay_near_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("n_out", "n_in", "n_rows"), [(33, 64, 1), (70, 520, 3), (5, 256, 4)])
+@pytest.mark.parametrize(  # the last two: a warp has two rows and four, not all of them there
+    ("n_out", "n_in", "n_rows"), [(33, 64, 1), (70, 520, 3), (5, 256, 4), (4097, 64, 2), (16385, 64, 1)]
+)
 def test_a_matrix_is_multiplied_by_a_few_rows(n_out: int, n_in: int, n_rows: int, dtype: mx.Dtype) -> None:
     weight = mx.random.normal((n_out, n_in)).astype(dtype)
     x = mx.random.normal((n_rows, 1, n_in)).astype(dtype)
