@@ -125,7 +125,8 @@ def edit_early(write: Writer, n_turns: int) -> Shape:
 
 
 def tool_loop(write: Writer, n_turns: int) -> Shape:
-    """A question answered over several tool rounds, whose thoughts vanish at the next question.
+    """Two questions answered over several tool rounds, whose thoughts vanish at the next question, and a
+    short one: what a server reads ahead of a question must find one, or it would count for nothing.
 
     Where the model made no call of its own, the client pretends that it did.
     """
@@ -142,6 +143,8 @@ def tool_loop(write: Writer, n_turns: int) -> Shape:
             ]
         answer = yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
         messages.append(said(answer, echo=True))
+    messages.append(write.user(0.05))
+    yield Turn(tuple(messages), thinking=True, tools=(_LOOKUP,))
 
 
 def _call(call_id: str) -> Message:
