@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -16,7 +17,7 @@ class Kernel:
     """One kernel's source.
 
     Args:
-        name: what MLX keeps the built kernel under.
+        name: for profiles; a change of the source changes what MLX keeps the built kernel under.
         inputs, outputs: names of the arrays in ``source``, in order. MLX adds ``NAME_shape`` and
             ``NAME_strides`` where the source mentions them.
         source: the body.
@@ -32,7 +33,9 @@ class Kernel:
         *,
         takes_views: bool = False,
     ) -> None:
-        self._definition = (name, tuple(inputs), tuple(outputs), source, not takes_views)
+        # MLX keeps built kernels on disk under their name and template alone.
+        version = hashlib.sha256(source.encode()).hexdigest()[:8]
+        self._definition = (f"{name}_{version}", tuple(inputs), tuple(outputs), source, not takes_views)
 
     def __call__(
         self,
