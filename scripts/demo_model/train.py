@@ -64,9 +64,9 @@ def pick_attention(device: torch.device) -> Attend:
     return attend_flash if max(errors) < 2e-2 else attend_masked
 
 
-def rate_at(progress: float) -> float:
-    """Warm-up for 2%, constant to 40%, then linearly to zero."""
-    return min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / 0.6)
+def rate_at(progress: float, peak: float, hold: float) -> float:
+    """Warm-up for 2%, at ``peak`` up to ``hold`` of the time, then linearly to zero."""
+    return peak * min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / (1.0 - hold))
 
 
 class Trainer:
@@ -182,7 +182,7 @@ class Trainer:
             self.elapsed = before + time.monotonic() - began
             progress = self.reduce(self.elapsed / seconds)
             done = progress >= 1.0 or self.step + 1 >= args.steps
-            rate = rate_at(progress) * min(1.0, (self.step + 1) / 100)
+            rate = rate_at(progress, args.peak, args.hold) * min(1.0, (self.step + 1) / 100)
             torch.nn.utils.clip_grad_norm_(self.others, 1.0)
             self.muon.step(MUON_RATE * rate)
             for group in self.adam.param_groups:
@@ -247,6 +247,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init", type=Path, help="model.safetensors to start from, without optimiser state")
     parser.add_argument("--minutes", type=float, default=17.0)
+    parser.add_argument("--peak", type=float, default=1.0, help="highest rate, of those in the source")
+    parser.add_argument("--hold", type=float, default=0.4, help="part of the time before the rate falls")
     parser.add_argument(
         "--steps", type=int, default=10**9, help="stop after so many, whatever the clock says"
     )
