@@ -10,6 +10,8 @@ from asking import QUESTION, SYSTEM, ask, message_of
 from live_server import Live, error_of, live_demo
 from openai_types import check_model
 
+from server.settings import Settings
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
@@ -37,6 +39,19 @@ def test_slots_are_listed_described_forked_and_forgotten(server: Live) -> None:
         assert server.http.get(f"/v1/slots/{unknown}").status_code == 404
     same = server.http.post(f"/v1/slots/{forked['slot']}/fork", json={"session_id": "other"})
     assert same.status_code == 400
+
+
+def test_a_list_of_slots_tells_nothing_of_other_tenants() -> None:
+    with live_demo(Settings(api_keys=("one", "two"))) as running:
+        lists = {}
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            if key == "one":
+                body = {"messages": [QUESTION], "max_tokens": 2}
+                assert running.http.post("/v1/chat/completions", json=body, headers=headers).is_success
+            lists[key] = running.http.get("/v1/slots", headers=headers).json()
+        assert lists["one"]["bytes"] == sum(slot["bytes"] for slot in lists["one"]["data"]) > 0
+        assert (lists["two"]["data"], lists["two"]["bytes"]) == ([], 0)
 
 
 def test_metrics_count_what_happened(server: Live) -> None:

@@ -36,10 +36,12 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
         tenant = authenticate(request.headers, api_keys)
 
         def look(store: Store) -> SlotList:
+            slots = [_slot_body(slot) for slot in store.slots(tenant)]
             return SlotList(
                 object="list",
-                data=[_slot_body(slot) for slot in store.slots(tenant)],
-                bytes=store.n_bytes,
+                data=slots,
+                # Not the store's: how much others hold would tell when they write.
+                bytes=sum(slot["bytes"] for slot in slots),
                 budget_bytes=store.budget_bytes,
             )
 

@@ -40,7 +40,7 @@ class SlotBody(TypedDict):
 
 
 class SlotList(TypedDict):
-    """All slots of a tenant, and how much memory all tenants' conversations hold."""
+    """All slots of a tenant, how much memory they hold, and how much all tenants' may."""
 
     object: Literal["list"]
     data: list[SlotBody]
