@@ -5,7 +5,7 @@ table.
     python evaluate.py --url http://127.0.0.1:8000/v1 -n 40
 
     crossturn serve --port 8001 --memory-budget 1 --no-share-prefixes --no-idle-prefill &
-    python evaluate.py --url http://127.0.0.1:8000/v1 --against http://127.0.0.1:8001/v1 -n 40 --only recall
+    python evaluate.py --url http://127.0.0.1:8000/v1 --against http://127.0.0.1:8001/v1 --only "2 recall"
 
 ``--against`` compares a server that remembers with one that never does. The first is led through each
 conversation before the question, turn by turn (a long one every few turns); the second is asked the
