@@ -74,6 +74,9 @@ class Forward:
         ]
         self._head = _head(model, config, device)
         self._model = model
+        # Fused where MLX can: an eighth of a step on the CPU. Metal would fuse as well, but was not measured.
+        linear = [block.step_linear for block in self._blocks if isinstance(block.mixer, LinearAttention)]
+        self._linear_steps = [mx.compile(step) for step in linear] if device.is_cpu else linear
         self._compiled_step: CompiledStep | None = None
         if device.has_kernels and CompiledStep.takes(self._blocks):
             self._compiled_step = CompiledStep(self._embed, self._blocks, self._logits)
@@ -161,12 +164,13 @@ class Forward:
         x, h = self._embed(ids[:, None])
         for block in self._blocks:
             if isinstance(block.mixer, LinearAttention):
-                mixed, recurrent[n_linear] = block.mixer.step(h, recurrent[n_linear])
+                past = recurrent[n_linear]
+                x, h, *after = self._linear_steps[n_linear](x, h, past.window, past.matrix)
+                recurrent[n_linear] = Recurrent(*after)
                 n_linear += 1
             else:
-                mixed = block.mixer.step(h, groups, n_full)
+                x, h = block.feed(x, block.mixer.step(h, groups, n_full))
                 n_full += 1
-            x, h = block.feed(x, mixed)
         return self._logits(h)[:, 0]
 
     def _embed(self, ids: mx.array) -> tuple[mx.array, mx.array]:
