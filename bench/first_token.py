@@ -82,7 +82,7 @@ def _attention_s(forward: Forward, n_past: int, n_new: int, n_rounds: int = 5) -
             mx.eval(q, k, v)
             started = time.perf_counter()
             for _ in range(config.n_full_attention_layers):
-                if device.is_cpu:
+                if device.kind == "cpu":
                     attend(np.asarray(q)[0], np.asarray(k)[0], np.asarray(v)[0], 1.0, device.crew)
                 else:
                     mx.eval(device.attend(q, k, v, 1.0, "causal"))

@@ -23,25 +23,23 @@ class Device:
     """The implementations that suit a device and the shapes of a model.
 
     Attributes:
+        kind: which of them it is; layers of its own are made for the CPU and for CUDA.
         math: exponentials and what is made of them.
         apply: how a linear layer is applied.
         attend: scaled dot-product attention.
         rule: the gated delta rule.
         swiglu: the middle of a dense feed-forward block.
         add_norm: makes the residual sum and the norm after it.
-        has_kernels: whether mixers run as our CUDA kernels where these take the model's shapes.
-        is_cpu: whether long prompts run outside MLX, on all cores.
-        crew: the threads that then share the work; they start when they are needed.
+        crew: the threads that share the work of long prompts on the CPU; they start when they are needed.
     """
 
+    kind: BackendKind
     math: Elementwise
     apply: Apply
     attend: Attend
     rule: DeltaRule
     swiglu: Swiglu
     add_norm: Callable[[nn.Module], AddNorm]
-    has_kernels: bool
-    is_cpu: bool
     crew: Crew
 
 
@@ -49,13 +47,12 @@ def device_for(kind: BackendKind, config: ModelConfig) -> Device:
     """The implementations for a kind of device and a model."""
     math = elementwise_for(kind)
     return Device(
+        kind=kind,
         math=math,
         apply=apply_for(kind),
         attend=attend_for(kind, math),
         rule=delta_rule_for(kind, config, math.exp),
         swiglu=swiglu_for(kind, math),
         add_norm=add_norm_for(kind),
-        has_kernels=kind == "cuda",
-        is_cpu=kind == "cpu",
         crew=Crew(n_usable_cores()),
     )

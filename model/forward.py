@@ -67,7 +67,7 @@ class Forward:
             Block(
                 _mixer(layer, type_, config, device),
                 device.add_norm(layer.post_attention_layernorm),
-                (CpuFeedForward if device.is_cpu else FeedForward)(layer.mlp, device),
+                (CpuFeedForward if device.kind == "cpu" else FeedForward)(layer.mlp, device),
                 device.add_norm(norm_after),
             )
             for layer, type_, norm_after in zip(layers, config.layer_types, norms, strict=True)
@@ -76,9 +76,9 @@ class Forward:
         self._model = model
         # Fused where MLX can: an eighth of a step on the CPU. Metal would fuse as well, but was not measured.
         linear = [block.step_linear for block in self._blocks if isinstance(block.mixer, LinearAttention)]
-        self._linear_steps = [mx.compile(step) for step in linear] if device.is_cpu else linear
+        self._linear_steps = [mx.compile(step) for step in linear] if device.kind == "cpu" else linear
         self._compiled_step: CompiledStep | None = None
-        if device.has_kernels and CompiledStep.takes(self._blocks):
+        if device.kind == "cuda" and CompiledStep.takes(self._blocks):
             self._compiled_step = CompiledStep(self._embed, self._blocks, self._logits)
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self.kv_layout = KvLayout(
@@ -187,14 +187,14 @@ def _mixer(
     layer: nn.Module, type_: LayerType, config: ModelConfig, device: Device
 ) -> LinearAttention | Attention:
     """The layer's mixer, as kernels of our own where the device has them for its shapes."""
-    if device.is_cpu and type_ == "linear_attention":
+    if device.kind == "cpu" and type_ == "linear_attention":
         return CpuLinearAttention(layer.linear_attn, config, device)
-    if device.is_cpu:
+    if device.kind == "cpu":
         return CpuAttention(layer.self_attn, config, device)
     if type_ == "linear_attention":
-        fused = device.has_kernels and CudaLinearAttention.takes(config)
+        fused = device.kind == "cuda" and CudaLinearAttention.takes(config)
         return (CudaLinearAttention if fused else LinearAttention)(layer.linear_attn, config, device)
-    fused = device.has_kernels and CudaAttention.takes(layer.self_attn, config)
+    fused = device.kind == "cuda" and CudaAttention.takes(layer.self_attn, config)
     return (CudaAttention if fused else Attention)(layer.self_attn, config, device)
 
 

@@ -51,6 +51,11 @@ class StepGroup:
         return (mx.arange(self.n_columns + 1) >= self.padding[:, None])[:, None, None, :]
 
 
+def batch_order(groups: Sequence[StepGroup]) -> mx.array:
+    """Where each sequence of the batch stands when the groups are laid end to end, [B]."""
+    return mx.argsort(mx.concatenate([group.members for group in groups]))
+
+
 class Attention:
     """Reads weights from ``block`` (mlx-lm's modules); the rows live with the caller."""
 
@@ -87,8 +92,7 @@ class Attention:
         for group in groups:
             at = group.members
             outs.append(self._over(q[at], k[at], v[at], group.kv[layer], group.offset, group.mask))
-        order = mx.argsort(mx.concatenate([group.members for group in groups]))
-        return self._mix(mx.concatenate(outs)[order], gate)
+        return self._mix(mx.concatenate(outs)[batch_order(groups)], gate)
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""

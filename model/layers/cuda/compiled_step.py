@@ -99,10 +99,8 @@ class CompiledStep:
                 x, h = before.feed(first, before.mixer.end_step(mixed))
             after: Arrays = []
             for i, block in enumerate(inside):
-                assert isinstance(block.mixer, LinearAttention)
-                mixed, state = block.mixer.step(h, Recurrent(*rest[2 * i : 2 * i + 2]))
-                after += [state.window, state.matrix]
-                x, h = block.feed(x, mixed)
+                x, h, *state = block.step_linear(x, h, *rest[2 * i : 2 * i + 2])
+                after += state
             if attention is None:
                 return [self._logits(h)[:, 0], *after]
             return [x, *attention.begin_step(h, positions), *after]

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from model.checkpoint.config import ModelConfig
 from model.device import Device
 from model.kv import KvRows
-from model.layers.attention import Attention, StepGroup
+from model.layers.attention import Attention, StepGroup, batch_order
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, can_attend, decode, prepare
 from model.layers.cuda.prompt_attention import attend_causal, is_needed
 
@@ -81,7 +81,7 @@ class CudaAttention(Attention):
         outs = [
             self._over_rows(Heads(*(side[group.members] for side in heads)), group, layer) for group in groups
         ]
-        return mx.concatenate(outs)[_order(groups)]
+        return mx.concatenate(outs)[batch_order(groups)]
 
     def end_step(self, mixed: mx.array) -> mx.array:
         """[B, Hq * D] to the layer's outputs [B, 1, H]."""
@@ -96,12 +96,7 @@ def positions_of(groups: Sequence[StepGroup]) -> mx.array:
     """The positions of all sequences of a step, [B] int32, in the batch's order."""
     if len(groups) == 1:
         return groups[0].positions
-    return mx.concatenate([group.positions for group in groups])[_order(groups)]
-
-
-def _order(groups: Sequence[StepGroup]) -> mx.array:
-    """Where each sequence of the batch stands when the groups are laid end to end."""
-    return mx.argsort(mx.concatenate([group.members for group in groups]))
+    return mx.concatenate([group.positions for group in groups])[batch_order(groups)]
 
 
 def _shape_of(block: nn.Module, config: ModelConfig) -> AttentionShape:
