@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+import tiny
 from mlx.utils import tree_map
 from mlx_lm.models import qwen3_5
 from mlx_lm.tuner.lora import LoRALinear
@@ -32,25 +34,8 @@ HEADS = [(1, 1), (2, 2), (3, 6), (2, 6)]
 
 
 def shape(heads: tuple[int, int] = (2, 4)) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3_5_text",
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "linear_num_key_heads": heads[0],
-        "linear_num_value_heads": heads[1],
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 48,
-        "linear_conv_kernel_dim": 4,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "intermediate_size": 96,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-    }
+    small = replace(tiny.DENSE, vocab=64, n_key_heads=heads[0], n_value_heads=heads[1])
+    return tiny.text_config(small) | {"linear_value_head_dim": 48}
 
 
 def parts(raw: dict[str, Any], seed: int = 0) -> tuple[list[nn.Module], ModelConfig, Device]:

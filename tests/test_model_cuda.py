@@ -9,12 +9,13 @@ import cuda_emulator
 import mlx.core as mx
 import numpy as np
 import pytest
+import tiny
 from mlx.utils import tree_map
 from mlx_lm.models import qwen3_5
 
 from model import batch as batch_module
 from model.backend import detect
-from model.checkpoint.config import ModelConfig, config_from
+from model.checkpoint.config import ModelConfig, config_from, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
 from model.layers.cuda import kernel, matvec, prompt_attention
@@ -42,25 +43,17 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def shape(gdn_heads: tuple[int, int], gdn_dim: int, heads: tuple[int, int], head_dim: int) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3_5",
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "head_dim": head_dim,
-        "linear_num_key_heads": gdn_heads[0],
-        "linear_num_value_heads": gdn_heads[1],
-        "linear_key_head_dim": gdn_dim,
-        "linear_value_head_dim": gdn_dim,
-        "linear_conv_kernel_dim": 4,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "intermediate_size": 96,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-    }
+    small = tiny.TinyShape(
+        vocab=64,
+        n_heads=heads[0],
+        n_kv_heads=heads[1],
+        head_dim=head_dim,
+        n_key_heads=gdn_heads[0],
+        n_value_heads=gdn_heads[1],
+        gdn_head_dim=gdn_dim,
+    )
+    rope = {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    return tiny.text_config(small) | {"rope_parameters": rope}
 
 
 SHAPES = {
@@ -72,7 +65,7 @@ SHAPES = {
 def both(raw: dict[str, Any], dtype: mx.Dtype = mx.float32) -> tuple[Forward, Forward, ModelConfig]:
     """The passes as array operations on the CPU and as kernels, over equal random weights."""
     mx.random.seed(0)
-    arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=raw)
+    arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw))
     models = [qwen3_5.Model(arguments) for _ in range(2)]
     for layer in models[0].language_model.model.layers:
         if layer.is_linear:
