@@ -42,7 +42,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernel._built.cache_clear()
 
 
-def shape(gdn_heads: tuple[int, int], gdn_dim: int, heads: tuple[int, int], head_dim: int) -> dict[str, Any]:
+def shape(
+    gdn_heads: tuple[int, int], gdn_dim: int, heads: tuple[int, int], head_dim: int, n_experts: int = 0
+) -> dict[str, Any]:
     small = tiny.TinyShape(
         vocab=64,
         n_heads=heads[0],
@@ -51,6 +53,8 @@ def shape(gdn_heads: tuple[int, int], gdn_dim: int, heads: tuple[int, int], head
         n_key_heads=gdn_heads[0],
         n_value_heads=gdn_heads[1],
         gdn_head_dim=gdn_dim,
+        n_experts=n_experts,
+        tied=n_experts == 0,
     )
     rope = {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
     return tiny.text_config(small) | {"rope_parameters": rope}
@@ -59,6 +63,7 @@ def shape(gdn_heads: tuple[int, int], gdn_dim: int, heads: tuple[int, int], head
 SHAPES = {
     "like the demo model": shape((2, 2), 64, (2, 1), 64),
     "more value heads, wide attention": shape((1, 2), 64, (4, 1), 128),
+    "experts": shape((2, 2), 64, (2, 1), 64, n_experts=8),
 }
 
 

@@ -73,3 +73,18 @@ def test_a_linear_layer_applied_the_cpus_way_gives_the_same(n_rows: int, bias: b
     found = apply_for("cpu")(layer, x)
     assert found.shape == (1, n_rows, 96)
     assert mx.allclose(found, layer(x), atol=1e-5).item()
+
+
+@pytest.mark.parametrize("n_rows", [4, 50])
+@pytest.mark.parametrize("shape", ["prompt", "batch"])
+def test_on_cuda_too_rows_go_through_the_unpacked_matrix(
+    n_rows: int, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.QuantizedLinear.from_linear(nn.Linear(64, 96, bias=False), 32, 4)
+    x = random(*((1, n_rows) if shape == "prompt" else (n_rows, 1)), 64)
+    wanted = layer(x)
+    mx.eval(wanted)
+    monkeypatch.setattr(mx, "quantized_matmul", None)
+    found = apply_for("cuda")(layer, x)
+    assert found.shape == wanted.shape
+    assert mx.allclose(found, wanted, atol=1e-5).item()

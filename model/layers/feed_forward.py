@@ -1,11 +1,14 @@
-"""The feed-forward half of a layer: SwiGLU of our own for dense models, mlx-lm's block for experts."""
+"""The feed-forward half of a layer: SwiGLU, or a mixture of experts (on CUDA ours, elsewhere mlx-lm's)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from model.device import Device
+from model.layers.mixture import Mixture
 from model.layers.projection import Projection
 
 
@@ -19,10 +22,13 @@ class FeedForward:
         self._is_dense = "gate_proj" in block
         if self._is_dense:
             self._inputs = Projection(block, ["gate_proj", "up_proj"], device.apply)
+        else:
+            self._mixture: Callable[[mx.array], mx.array] = block
+            if device.kind == "cuda":
+                self._mixture = Mixture(block, FeedForward(block.shared_expert, device), device)
 
     def __call__(self, x: mx.array) -> mx.array:
         """[B, T, H] to [B, T, H]."""
         if not self._is_dense:
-            mixed: mx.array = self._block(x)
-            return mixed
+            return self._mixture(x)
         return self._apply(self._block.down_proj, self._swiglu(self._inputs, x))

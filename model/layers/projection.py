@@ -12,6 +12,7 @@ from itertools import accumulate
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from numpy.typing import NDArray
 
 from model.layers.linear import Apply
@@ -20,9 +21,9 @@ from model.layers.linear import Apply
 class Projection:
     """``names`` of ``block``, applied to one input.
 
-    Plain layers of one dtype are joined, and so are quantised layers of one format; the parts are then
-    taken out of ``block``, so that no weight is held twice. Anything else (LoRA, mixed formats) is
-    called one by one.
+    Plain layers of one dtype are joined, and so are quantised layers of one format, a single matrix or
+    one for each expert; the parts are then taken out of ``block``, so that no weight is held twice.
+    Anything else (LoRA, mixed formats) is called one by one.
 
     Attributes:
         layers: what is applied to the input: the joined layer, or those of all names.
@@ -34,11 +35,17 @@ class Projection:
         self.layers = [_joined(layers)] if _can_join(layers) else layers
         self._splits: list[int] = []
         if len(self.layers) < len(layers):
-            widths = [int(layer.weight.shape[0]) for layer in layers]
+            widths = [int(layer.weight.shape[-2]) for layer in layers]
             self._splits = list(accumulate(widths))[:-1]
             for name in names:
                 block.pop(name)
             block["_".join(names)] = self.layers[0]
+
+    def applied_by(self, apply: Apply) -> Projection:
+        """The same layers, applied in another way."""
+        other = copy.copy(self)
+        other._apply = apply
+        return other
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         """[..., H] to one array [..., width] for each name, in order."""
@@ -60,9 +67,9 @@ def _can_join(layers: Sequence[nn.Module]) -> bool:
     first = layers[0]
     if len(layers) == 1 or any(type(layer) is not type(first) or "bias" in layer for layer in layers):
         return False
-    if type(first) is nn.Linear:
+    if type(first) in (nn.Linear, SwitchLinear):
         return len({layer.weight.dtype for layer in layers}) == 1
-    if type(first) is nn.QuantizedLinear:
+    if type(first) in (nn.QuantizedLinear, QuantizedSwitchLinear):
         formats = {(layer.group_size, layer.bits, layer.mode, layer.scales.dtype) for layer in layers}
         return len(formats) == 1 and not any(layer.get("global_scale") is not None for layer in layers)
     return False
@@ -74,6 +81,6 @@ def _joined(layers: Sequence[nn.Module]) -> nn.Module:
     whole = copy.copy(first)  # keeps the format of a quantised layer
     for name in ("weight", "scales", "biases"):
         if first.get(name) is not None:
-            whole[name] = mx.concatenate([layer[name] for layer in layers], axis=0)
+            whole[name] = mx.concatenate([layer[name] for layer in layers], axis=-2)
     mx.eval(whole.parameters())
     return whole

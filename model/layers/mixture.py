@@ -1,0 +1,76 @@
+"""A sparse mixture of experts on CUDA: tokens go through a few experts of many, and one they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+from model.device import Device
+from model.layers.projection import Projection
+
+# Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
+# step. More are sorted by expert and multiplied in groups: MLX's grouped product reads a matrix once for all
+# its rows, but computes tiles of 256 rows, so that two rows of an expert cost what 256 would.
+_FEW_PAIRS = 512
+
+
+class Mixture:
+    """Reads weights from ``block``, mlx-lm's sparse block.
+
+    Args:
+        shared: the expert that every token passes, [B, T, H] to [B, T, H].
+    """
+
+    def __init__(self, block: nn.Module, shared: Callable[[mx.array], mx.array], device: Device) -> None:
+        self._router = Projection(block, ["gate", "shared_expert_gate"], device.apply)
+        self._inputs = Projection(block.switch_mlp, ["gate_proj", "up_proj"], device.apply)
+        self._output = block.switch_mlp.down_proj
+        self._swiglu = device.swiglu
+        self._shared = shared
+        self._n_chosen: int = block.top_k
+        self._is_normalised: bool = block.norm_topk_prob
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[B, T, H] to [B, T, H]."""
+        logits, shared_gate = self._router(x)
+        odds = mx.softmax(logits, axis=-1, precise=True)
+        chosen = mx.argpartition(odds, kth=-self._n_chosen, axis=-1)[..., -self._n_chosen :]
+        shares = mx.take_along_axis(odds, chosen, axis=-1)
+        if self._is_normalised:
+            shares = shares / shares.sum(axis=-1, keepdims=True)
+        outputs = self._one_by_one(x, chosen) if chosen.size <= _FEW_PAIRS else self._sorted(x, chosen)
+        routed = (outputs * shares[..., None]).sum(axis=-2)
+        return routed + mx.sigmoid(shared_gate) * self._shared(x)
+
+    def _one_by_one(self, x: mx.array, chosen: mx.array) -> mx.array:
+        """[B, T, H] and the experts [B, T, K] of each token to the outputs [B, T, K, H]."""
+        return self._experts(x[..., None, None, :], chosen, is_sorted=False)[..., 0, :]
+
+    def _sorted(self, x: mx.array, chosen: mx.array) -> mx.array:
+        pairs = chosen.flatten()
+        order = mx.argsort(pairs)
+        rows = mx.take(x.reshape(-1, x.shape[-1]), order // self._n_chosen, axis=0)
+        outputs = self._experts(rows[:, None], mx.take(pairs, order), is_sorted=True)[:, 0]
+        return mx.take(outputs, mx.argsort(order), axis=0).reshape(*chosen.shape, -1)
+
+    def _experts(self, rows: mx.array, chosen: mx.array, *, is_sorted: bool) -> mx.array:
+        """Rows [..., 1, H], each through the expert at its place in ``chosen``, to [..., 1, H]."""
+
+        def apply(layer: nn.Module, x: mx.array) -> mx.array:
+            return _product(layer, x, chosen, is_sorted=is_sorted)
+
+        return apply(self._output, self._swiglu(self._inputs.applied_by(apply), rows))
+
+
+def _product(layer: nn.Module, x: mx.array, chosen: mx.array, *, is_sorted: bool) -> mx.array:
+    """``layer``, a matrix [out, in] for each expert, applied to x [..., 1, in]."""
+    can_unpack = type(layer) is QuantizedSwitchLinear and layer.mode == "affine" and "bias" not in layer
+    if is_sorted and can_unpack:
+        # All experts of the layer at once: sorted rows leave few of them out.
+        weight = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+        return mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=True)
+    out: mx.array = layer(x, chosen, sorted_indices=is_sorted)
+    return out
