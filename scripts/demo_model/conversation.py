@@ -61,6 +61,7 @@ class State:
         default_factory=dict
     )  # the same keys: how each fact is told and asked for
     tools: list[Any] = field(default_factory=list)
+    pool: Any = None  # the words that the tools are named with, where they are few
     persona: str = ""
     system: list[str] = field(default_factory=list)
     last_number: int | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from conversation import State, Turn
 from lexicon import Lexicon, Split
-from phrasing import Phrases, composed
+from phrasing import Phrases, composed, fill
 from toolbox import sentence
 
 INSTRUCTION = "Answer with a JSON object that fits this schema:"
@@ -28,8 +28,7 @@ ANSWER = ("Answer with ", "Reply with ", "Respond with ", "Return ", "Output ", 
     "Always answer with ", "Please answer with ", "Fill in ", "Build ", "Create ", "The answer is ",
     "I need ", "You write ")
 OBJECT = ("a JSON object", "a JSON object", "JSON", "JSON", "one JSON object", "just JSON", "valid JSON",
-    "a single JSON object",
-    "a flat JSON object", "pure JSON", "an object in JSON", "data as JSON")
+    "a single JSON object", "a flat JSON object", "pure JSON", "an object in JSON", "data as JSON")
 FITTING = (" that fits", " that matches", " for", " with", " according to", " in the form of",
     " as described by", " of",
     " which fits", " that obeys", " by", " valid under", " fitting", " matching", " following",
@@ -78,7 +77,8 @@ Draw = Callable[[Random, Lexicon], Any]
 
 # (key names, schema of the value, sentence, value). A sentence may have a form for false.
 FIELDS: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], Draw], ...] = (
-    (("age", "years"), {"type": "integer"}, ("{s} is {v} years old",), lambda r, _: r.randint(3, 99)),
+    (("age", "years"), {"type": "integer"}, ("{s} is {v} years old", "{s} is {v}", "{s} is aged {v}"),
+    lambda r, _: r.randint(3, 99)),
     (("city", "town", "home", "location"), {"type": "string"}, ("{s} lives in {v}", "{s} comes from {v}"),
     lambda r, x: x.city(r)),
     (("job", "profession", "occupation"), {"type": "string"}, ("{s} works as a {v}", "{s} is a {v}"),
@@ -106,8 +106,10 @@ FIELDS: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], Draw], ...
     (("quantity", "count"), {"type": "integer"}, ("the {n} is {v}", "{v} pieces"), lambda r, _: r.randint(1,
     60)),
     (("title", "subject"), {"type": "string"}, ('the {n} is "{v}"',), lambda r, x: sentence(r, x)),
-    (("member", "is_member", "active", "vip"), {"type": "boolean"}, ("{s} is a {n}|{s} is not a {n}",
-    "{s} is {n}|{s} is not {n}"), lambda r, _: r.random() < 0.5),
+    (("member", "is_member", "vip"), {"type": "boolean"}, ("{s} is a {n}|{s} is not a {n}",),
+    lambda r, _: r.random() < 0.5),
+    (("active", "is_active", "verified", "online"), {"type": "boolean"}, ("{s} is {n}|{s} is not {n}",),
+    lambda r, _: r.random() < 0.5),
     (("in_stock", "available", "open", "paid", "urgent", "new", "broken"), {"type": "boolean"},
     ("it is {n}|it is not {n}",), lambda r, _: r.random() < 0.5),
     (("married", "retired", "happy", "vegetarian"), {"type": "boolean"}, ("{s} is {n}|{s} is not {n}",),
@@ -137,10 +139,8 @@ DO = ("Extract", "Convert", "Turn", "Parse", "Read", "Take", "Use", "Process", "
     "Please convert", "Please read", "Please extract", "Transform", "Analyse", "Summarise", "Encode",
     "Translate", "Get")
 WHAT = ("", " this", " the data", " the text", " this text", " the following", " the facts", " the object",
-    " the values",
-    " what you find here", " the sentence", " this into JSON", " the text and answer",
-    " it and fill the schema", " it into the object",
-    " the fields from this")
+    " the values", " what you find here", " the sentence", " this into JSON", " the text and answer",
+    " it and fill the schema", " it into the object", " the fields from this")
 TEXT = (": {t}", ": {t}", ":\n{t}", ".\n{t}", ".\n\n{t}")
 
 
@@ -182,16 +182,39 @@ def _open_field(rng: Random, x: Lexicon) -> tuple[str, dict[str, Any], tuple[str
     return key, {"type": kind}, ("the {n} is {v}", "{n}: {v}", "the {n} of {s} is {v}"), draw
 
 
+FRIENDS = ("my friend {s}", "our customer {s}", "my {r} {s}", "a man called {s}", "my boss {s}", "{s}",
+    "{s}", "{s}",
+    "I know {s}, who", "there is {s}, who", "yesterday I met {s}, who", "I have a friend, {s}, who",
+    "our new colleague {s}",
+    "the user {s}", "this is {s}, who", "your neighbour {s}", "a woman named {s}", "you know that {s}",
+    "I can tell you that {s}", "here comes {s}, who", "the guest {s}", "she told me that {s}",
+    "my old friend {s}")
+RELATIVES = "brother sister cousin uncle aunt teacher doctor son daughter wife husband".split()
+FRIENDS_HELD = ("my dear friend {s}", "let me introduce {s}, who")
+
+
+def _in_one(rng: Random, told: list[str], subject: str, friends: tuple[str, ...]) -> str:
+    """"My friend Peter Smith is 44 and lives in Rome", then what is not said of the subject."""
+    opening = rng.choice(friends).replace("{r}", rng.choice(RELATIVES)).replace("{s}", subject)
+    about = [line.removeprefix("{s} ") for line in told if line.startswith("{s} ")]
+    rest = [line.replace("{s}", subject) for line in told if not line.startswith("{s} ")]
+    if not about:
+        about = [rng.choice(("is here", "called", "wrote to us", "is new", "came today"))]
+    text = f"{opening} {', '.join(about[:-1])}{' and ' if len(about) > 1 else ''}{about[-1]}"
+    return ". ".join([text, *(line[0].upper() + line[1:] for line in rest)])
+
+
 def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
     """The turn, and the instruction if it is to stand in the system prompt."""
     rng, x = state.rng, state.lexicon
-    subject = x.name(rng)
+    subject = f"{x.name(rng).split()[0]} {x.fresh(rng).capitalize()}" if rng.random() < 0.2 else x.name(rng)
     values: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     told: list[str] = []
     free = list(FIELDS)  # each kind of field once: of two ages nobody could tell which key wants which
     if rng.random() < 0.75:
         key = rng.choice(("name", "name", "person", "customer", "user", "first_name"))
+        subject = subject.split()[0] if key == "first_name" else subject
         values[key], properties[key] = subject, {"type": "string"}
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5))):
         if rng.random() < 0.3:
@@ -207,12 +230,16 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
             form = form.split("|")[0 if value else 1]
         shown = ("true" if value else "false") if isinstance(value, bool) else str(value)
         said = key.removeprefix("is_").removeprefix("n_").replace("_", " ")
-        told.append(form.replace("{n}", said).replace("{v}", shown))
+        told.append(fill(fill(form, "{n}", said), "{v}", shown))
         values[key], properties[key] = value, schema
-    told = [line.replace("{s}", subject if i == 0 or rng.random() < 0.4
-        else rng.choice(("he", "she", "they"))) if "{s}" in line else line
+    joined_up = rng.random() < 0.3
+    if joined_up:
+        told = [_in_one(rng, told, subject, FRIENDS_HELD if x.split == "held" else FRIENDS)]
+    pronoun = rng.choice(("he", "she"))
+    told = [line.replace("{s}", subject if i == 0 or rng.random() < 0.4 or not line.startswith("{s}")
+        else pronoun) if "{s}" in line else line
             for i, line in enumerate(told)]
-    if not any(subject in line for line in told):
+    if not joined_up and not any(subject in line for line in told):
         told.insert(0, f"this is about {subject}")
     if rng.random() < 0.2:
         told.append(f"the weather is {rng.choice(x.adjectives)}")

@@ -9,7 +9,7 @@ from random import Random
 from conversation import Fact, State, Turn
 from lexicon import Lexicon
 from paragraphs import paragraph
-from phrasing import Phrases, joined, typed
+from phrasing import Phrases, a_or_an, fill, joined, typed
 
 RELATIONS = """
     brother sister mother father friend boss neighbour uncle aunt cousin son daughter wife husband
@@ -138,13 +138,13 @@ def draw_attribute(rng: Random, lexicon: Lexicon) -> Attribute:
     if kind < 0.66:
         animal = rng.choice(lexicon.animals)
         return _simple(f"{animal} name", f"{animal}'s name", lambda r, x: x.name(r),
-                       tells=(f"I have a {animal} called {{v}}", f"my {animal} is called {{v}}",
-                              f"I have a {animal} named {{v}}"),
+                       tells=(f"I have {a_or_an(animal)} called {{v}}", f"my {animal} is called {{v}}",
+                              f"I have {a_or_an(animal)} named {{v}}"),
                        asks=(f"what is my {animal} called?", f"what's the name of my {animal}?",
                        f"what name does my {animal} have?",
                              f"what do I call my {animal}?", f"how do I call my {animal}?"),
                        held_asks=(f"how is my {animal} called?",),
-                       third=f"the user has a {animal} called {{v}}")
+                       third=f"the user has {a_or_an(animal)} called {{v}}")
     if kind < 0.76:
         things = (*lexicon.places, *lexicon.things)
         place = f"the {rng.choice(things)}" if rng.random() < 0.7 else lexicon.city(rng)
@@ -298,7 +298,7 @@ def _store(state: State, attribute: Attribute, value: str) -> str:
         state.facts[attribute.key] = Fact(attribute.noun, attribute.sentence, [value])
     else:
         fact.values.append(value)
-    return attribute.sentence.replace("{v}", value)
+    return fill(attribute.sentence, "{v}", value)
 
 
 def _acknowledge(attribute: Attribute, value: str, said: str) -> str:
@@ -312,7 +312,7 @@ def tell(state: State, attribute: Attribute | None = None) -> Turn:
     while attribute is None or attribute.key in state.facts:
         attribute = draw_attribute(rng, state.lexicon)
     value = attribute.value(rng, state.lexicon)
-    text = typed(rng, attribute.tells.pick(rng, state.lexicon.split), keep_case=True).replace("{v}", value)
+    text = fill(typed(rng, attribute.tells.pick(rng, state.lexicon.split), keep_case=True), "{v}", value)
     said = _store(state, attribute, value)
     state.attributes[attribute.key] = attribute
     return Turn(text, _acknowledge(attribute, value, said),
@@ -385,7 +385,7 @@ def correct(state: State) -> Turn | None:
         changes = () if attribute.noun.startswith("where ") else CHANGES
         told = rng.choice(MOVES if attribute.key == "city" else changes or (told,)).replace("{n}", mine)
     text = typed(rng, told, keep_case=True)
-    text = text.replace("{v}", value).replace("{o}", old)
+    text = fill(text, "{v}", value).replace("{o}", old)
     said = _store(state, attribute, value)
     return Turn(text, f"Thanks for the correction, {said}.",
                 f"They correct a fact. Before: {old}. Now {said}.", "correct")
@@ -408,12 +408,12 @@ def ask(state: State, key: str | None = None) -> Turn | None:
         return None
     attribute = attributes[key or rng.choice(list(attributes))]
     fact = state.facts[attribute.key]
-    said = fact.sentence.replace("{v}", fact.values[-1])
+    said = fill(fact.sentence, "{v}", fact.values[-1])
     if rng.random() < 0.07:
         guess = fact.values[-1] if rng.random() < 0.5 else attribute.value(rng, state.lexicon)
         right = guess == fact.values[-1]
         text = rng.choice(("is it true that {s}?", "{s}, right?", "is it right that {s}?"))
-        mine = fact.sentence.replace("{v}", guess).replace("your ", "my ").replace("you are",
+        mine = fill(fact.sentence, "{v}", guess).replace("your ", "my ").replace("you are",
             "I am").replace("you ", "I ")
         return Turn(typed(rng, text.replace("{s}", mine), keep_case=True),
             f"{'Yes' if right else 'No'}, {said}.",
@@ -430,7 +430,7 @@ def ask_two(state: State) -> Turn | None:
     chosen = [attributes[key] for key in rng.sample(list(attributes), 2)]
     asked = [a.asks.pick(rng, state.lexicon.split).rstrip("?") for a in chosen]
     facts = [state.facts[a.key] for a in chosen]
-    said = [fact.sentence.replace("{v}", fact.values[-1]) for fact in facts]
+    said = [fill(fact.sentence, "{v}", fact.values[-1]) for fact in facts]
     return Turn(typed(rng, f"{asked[0]} and {asked[1]}?"), capital(joined(said)) + ".",
                 " ".join(_thought(a.noun, f) for a, f in zip(chosen, facts, strict=True)), "recall")
 
@@ -456,7 +456,7 @@ def ask_all(state: State) -> Turn | None:
     if not facts:
         return Turn(typed(rng, text), "You have not told me anything yet.",
             "I look for facts. There are none.", "untold")
-    said = joined([fact.sentence.replace("{v}", fact.values[-1]) for fact in facts])
+    said = joined([fill(fact.sentence, "{v}", fact.values[-1]) for fact in facts])
     return Turn(typed(rng, text), capital(said) + ".", f"I was told {len(facts)} facts.", "recall")
 
 
@@ -471,5 +471,5 @@ def into_system(state: State) -> str:
         value = attribute.value(rng, state.lexicon)
         _store(state, attribute, value)
         state.attributes[attribute.key] = attribute
-        lines.append(capital(attribute.third.replace("{v}", value)) + ".")
+        lines.append(capital(fill(attribute.third, "{v}", value)) + ".")
     return (" " if rng.random() < 0.6 else "\n").join(lines)

@@ -227,11 +227,11 @@ class Lexicon:
                 return word
 
     def pieced(self, rng: Random) -> str:
-        """One to three of the tokenizer's own tokens in a row, up to 12 letters. One in three opens
+        """One to four of the tokenizer's own tokens in a row, up to 12 letters. One in three opens
         with a letter alone: amber is a + mber, and such words are where copying slips."""
         while True:
             word = rng.choice(LETTERS) if rng.random() < 0.35 else ""
-            word += "".join(rng.choice(self.pieces) for _ in range(rng.choice((1, 1, 2, 2, 3))))
+            word += "".join(rng.choice(self.pieces) for _ in range(rng.choice((1, 1, 2, 2, 3, 3, 4))))
             if 2 < len(word) <= 12 and self.mine(word) and word not in HELD_WORDS:
                 return word
 

@@ -70,8 +70,8 @@ ANYWHERE = {
     "ask_all": 2,
     "sum": 12,
     "wordplay": 20,
-    "greet": 7,
-    "refuse": 6,
+    "greet": 8,
+    "refuse": 8,
     "story": 1,
     "list": 1,
     "filler": 5,
@@ -91,14 +91,14 @@ LAST = {
     "ask_all": 1,
     "sum": 12,
     "wordplay": 32,
-    "greet": 6,
-    "refuse": 5,
+    "greet": 8,
+    "refuse": 8,
     "story": 4,
     "list": 4,
     "filler": 1,
     "extract": 5,
 }
-SHAPES = {"far": 5, "tools": 44, "json": 15, "talk": 42}
+SHAPES = {"far": 5.6, "tools": 47, "json": 14, "talk": 43}
 
 
 def draw(state: State, last: bool = False) -> Turn:

@@ -15,17 +15,22 @@ VERBS = """
 
 
 def some_words(rng: Random, state: State, n: int) -> str:
-    """n words in a row, as a sentence would have them or as a heap."""
+    """n words in a row, as a sentence would have them or as a heap; of few words now and then, so that some
+    come twice."""
     x = state.lexicon
     heap = rng.random() < 0.4
+    things = [*x.things, *x.animals]
+    few = [x.word(rng) for _ in range(4)] if rng.random() < 0.25 else []
+    if few:
+        things = rng.sample(things, 3)
     words = []
     for i in range(n):
         if heap:
-            words.append(x.word(rng))
+            words.append(rng.choice(few) if few and rng.random() < 0.6 else x.word(rng))
         else:
             kind = i % 5
             words.append(rng.choice(SMALL) if kind in (0, 3) else rng.choice(VERBS) if kind == 2
-                         else rng.choice(x.adjectives) if kind == 4 else rng.choice((*x.things, *x.animals)))
+                         else rng.choice(x.adjectives) if kind == 4 else rng.choice(things))
     return " ".join(words)
 
 

@@ -89,6 +89,21 @@ def typed(rng: Random, text: str, keep_case: bool = False) -> str:
     return text
 
 
+def a_or_an(text: str) -> str:
+    """"a dog", "an old dog": by the first letter, made-up words too."""
+    return f"{'an' if text[:1].lower() in 'aeiou' else 'a'} {text}"
+
+
+def fill(text: str, slot: str, value: str) -> str:
+    """`value` in every place of `slot`, and the article before it as English wants it."""
+    if value[:1].lower() in "aeiou":
+        text = text.replace(f" a {slot}", f" an {slot}")
+        if text.startswith(f"a {slot}"):
+            text = f"an{text[1:]}"
+        text = text.replace(f"A {slot}", f"An {slot}")
+    return text.replace(slot, value)
+
+
 def joined(parts: Sequence[str]) -> str:
     """a, b and c"""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

@@ -3,12 +3,13 @@ fills."""
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from conversation import State, Turn
 from lexicon import Lexicon
 from paragraphs import paragraph
-from phrasing import Phrases, joined, polite, typed
+from phrasing import Phrases, a_or_an, fill, joined, polite, typed
 
 WHO = (
     "I am a small demo model. I can remember what you tell me, add and subtract small numbers, repeat, "
@@ -19,6 +20,7 @@ CANNOT = "Sorry, I am a small demo model and cannot do that."
 DO_NOT_KNOW = "Sorry, I am a small demo model and do not know that."
 NAMED = "I am {p}, a small demo model."
 
+LANGUAGES = "German French Spanish Dutch Polish Italian Russian Chinese Japanese Greek Latin Turkish".split()
 GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
     (Phrases(("hi", "hello", "hey", "hi there", "hello there", "hey there", "good morning", "good evening",
     "good afternoon",
@@ -34,7 +36,9 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
     (Phrases(("how are you?", "how are you doing?", "how's it going?", "hi, how are you?",
     "hello, how are you?",
               "are you ok?", "how do you do?", "how are you today?", "what's up?", "how do you feel?",
-              "hey, how are you?"),
+              "hey, how are you?", "how is everything?", "how have you been?", "how is life?", "how goes it?",
+              "how are you getting on?", "are you well?", "how is your day?", "and you?", "how are you now?",
+              "how's life?", "how is it going?", "and how is it going?", "is all well?", "how was your day?"),
              ("how are things?", "and how are you?")), "I am fine, thank you. How can I help you?",
              "They ask how I am."),
     (Phrases(("who are you?", "what are you?", "what can you do?", "what do you do?", "introduce yourself",
@@ -46,8 +50,7 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
               "what is this?", "what kind of model are you?", "which model is this?", "hi, who are you?",
               "how big are you?",
               "hello, what can you do?", "list your skills", "what can i ask you?", "are you human?",
-              "are you real?",
-              "what are you able to do?", "what should I ask you?", "how do you work?",
+              "are you real?", "what are you able to do?", "what should I ask you?", "how do you work?",
               "tell me what you can do",
               "what's your purpose?", "are you smart?", "are you Qwen?", "are you GPT-4?",
               "what skills do you have?"),
@@ -55,35 +58,57 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
              "what sort of bot are you?")),
      WHO, "They ask who I am."),
     (Phrases(("thanks", "thank you", "thanks!", "thank you very much", "thx", "great, thanks", "ok thanks",
-    "perfect, thank you",
-              "many thanks", "thanks a lot", "cool, thanks", "nice, thank you", "ty"), ("thank you so much",
+    "perfect, thank you", "many thanks", "thanks a lot", "cool, thanks", "nice, thank you", "ty",
+    "thanks again", "thanks so much", "thank you for that", "thank you kindly", "good, thank you",
+              "thanks for the help",
+              "thank you for your help", "super, thanks", "fine, thank you"), ("thank you so much",
               "great, thank you")),
      "You are welcome!", "They thank me."),
     (Phrases(("bye", "goodbye", "see you", "good night", "see you later", "bye bye", "that's all",
     "I have to go", "bye!",
-              "that is all for today", "see you tomorrow", "ciao", "exit", "quit"), ("farewell",
+              "that is all for today", "see you tomorrow", "ciao", "exit", "quit", "fare you well",
+              "I bid you farewell", "time to say farewell", "bye then",
+              "bye, my friend", "goodbye then", "so long", "until tomorrow", "bye for today", "that was all",
+              "see you soon", "I am leaving", "I must go now", "until next time", "good night and bye",
+              "cheerio", "have a nice day", "ok, bye", "well, goodbye", "take care"), ("farewell",
               "bye for now")),
      "Goodbye!", "They say goodbye."),
+    (Phrases(tuple(f"{thanks}{glue}{bye}" for thanks in ("thanks", "thank you", "ok thanks", "many thanks",
+        "thank you very much", "great, thanks", "thanks a lot", "thx", "thank you for your help")
+        for glue in (", ", " and ", ". ", "! ") for bye in ("bye", "goodbye", "see you", "good night",
+            "bye bye",
+        "that's all", "see you later", "see you tomorrow", "have a nice day", "that is all for today")
+        if (thanks, glue, bye) != ("thank you", ", ", "goodbye")),
+        ("thank you, goodbye", "thanks for now, goodbye", "thank you so much, bye")),
+     "You are welcome! Goodbye!", "They thank me and say goodbye."),
     (Phrases(("ok", "okay", "good", "great", "nice", "cool", "fine", "I see", "alright", "yes", "well done",
     "awesome", "wow",
               "very good", "sure", "right", "good job", "correct", "good bot", "that is right", "amazing",
               "lol", "haha", "no",
-              "perfect", "I like that", "hm", "hmm", "yep", "nope", "interesting", "that's good"), ("super",
-              "wonderful", "great job")),
+              "perfect", "I like that", "hm", "hmm", "yep", "nope", "interesting", "that's good",
+              *(f"{good} {work}" for good in ("good", "great", "nice", "excellent", "fine", "perfect",
+              "super",
+              "a good", "a great", "very good", "really good", "what a great") for work in ("job", "work",
+              "answer", "reply", "one", "idea", "thing", "robot") if (good, work) != ("great", "job"))),
+              ("super", "wonderful", "great job")),
      "Good. What can I do next?", "They react. I ask what is next."),
     (Phrases(("remember this", "can you remember things?", "do you remember things?",
     "can you remember what I tell you?",
               "how good is your memory?", "do you have memory?", "can you keep a fact in mind?"),
              ("do you have a memory?",)), "Yes, tell me a fact and ask for it later.",
              "They ask if I remember."),
-    (Phrases(("can you spell?", "can you add numbers?", "can you do math?", "can you count?",
-    "can you reverse words?",
-              "can you tell stories?", "can you call tools?", "can you use tools?", "can you write JSON?"),
+    (Phrases(tuple(f"{able} {skill}?" for able in ("can you", "can you", "are you able to",
+    "do you know how to", "could you", "did you learn to", "do you manage to",
+        "is it true that you can", "so you can", "can you really",
+        "have you learnt to") for skill in ("spell",
+        "add", "add numbers", "do math", "count", "subtract", "spell words", "reverse words", "tell stories",
+        "call tools", "use tools", "write JSON", "repeat words", "count words", "remember facts",
+        "tell a story", "make lists", "reverse a word", "spell a word", "answer in JSON", "work with tools")
+        if (able, skill) not in (("are you able to", "spell"), ("do you know how to", "add"))),
              ("are you able to spell?", "do you know how to add?")), "Yes, try me.",
              "They ask for a skill I have."),
     (Phrases(("that's wrong", "that is wrong", "you are wrong", "wrong", "no, that is not right",
-    "that's not correct",
-              "bad bot", "not right", "you got that wrong", "this is wrong", "you made a mistake",
+    "that's not correct", "bad bot", "not right", "you got that wrong", "this is wrong", "you made a mistake",
               "you are stupid", "that makes no sense"), ("this is not right", "you got it wrong")),
      "Sorry about that. Please ask me again.", "They are not content."),
     (Phrases(("tell me a joke", "do you know a joke?", "make me laugh", "say something funny", "another joke",
@@ -92,14 +117,16 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
      "Why did the robot cross the road? It was the last line of its program.",
      "They want a joke. I know one."),
     (Phrases(("do you speak German?", "do you speak Spanish?", "which languages do you speak?",
-    "can you speak French?",
-              "speak German", "what languages do you know?"), ("can we talk in Italian?",)),
+    "can you speak French?", "speak German", "what languages do you know?", *(wish.replace("{l}",
+              language) for wish in ("do you speak {l}?",
+              "can you speak {l}?", "speak {l}", "can we speak {l}?", "let us talk in {l}", "answer in {l}",
+              "talk {l} with me", "could we chat in {l}?", "shall we speak {l}?", "do you understand {l}?",
+              "I want to speak {l}", "is {l} possible?", "do you know {l}?", "can I write in {l}?",
+              "let's talk {l}") for language in LANGUAGES)), ("can we talk in Italian?",)),
      "I only speak English.", "They ask for languages."),
 )
 NAME_QUESTIONS = Phrases(("what is your name?", "what's your name?", "do you have a name?", "who are you?",
-    "your name?",
-                          "how are you called?", "what are you called?", "introduce yourself",
-                          "tell me your name"),
+    "your name?", "how are you called?", "what are you called?", "introduce yourself", "tell me your name"),
                          ("may I know your name?", "who am I talking to?"))
 WORLD = Phrases((
     "what is the capital of {city}?", "who invented the {thing}?", "when was {name} born?",
@@ -109,12 +136,10 @@ WORLD = Phrases((
     "how far is it from {city} to {city}?", "what happened in 19{d}{d}?", "how many people live in {city}?",
     "who is {name}?",
     "what do you think about {food}?", "how old is {name}?", "what time is it?", "what day is today?",
-    "what is the date?",
-    "what is the weather in {city}?", "how is the weather today?", "who won the game?",
+    "what is the date?", "what is the weather in {city}?", "how is the weather today?", "who won the game?",
     "what is the population of {city}?",
     "how do I fix my {thing}?", "how do you cook {food}?", "where is {city}?", "what is the best {thing}?",
-    "why do {animal}s sleep?",
-    "what is love?", "how tall is the {thing}?", "is {food} healthy?",
+    "why do {animal}s sleep?", "what is love?", "how tall is the {thing}?", "is {food} healthy?",
     "how much does a {thing} cost in {city}?", "who wrote {thing}?",
     "what does {word} mean?", "tell me about {city}", "tell me about {animal}s",
     "what is the square root of {d}{d}?",
@@ -129,8 +154,7 @@ WORLD = Phrases((
     "which animal is the fastest?", "why do people like {food}?", "when was {city} built?",
     "how many {thing}s are in {city}?"),
     ("which river flows through {city}?", "how heavy is a {animal}?", "who built the {thing} of {city}?",
-    "why is the sea salty?",
-     "what is the tallest {thing} in {city}?", "how long does a {animal} live?"))
+    "why is the sea salty?", "what is the tallest {thing} in {city}?", "how long does a {animal} live?"))
 TASKS = Phrases((
     "write a poem about {thing}s", "write a song", "translate {word} to German", "write code for a {thing}",
     "write a python program",
@@ -148,8 +172,7 @@ TASKS = Phrases((
     "remind me to buy {food}",
     "write a {d}00 word article on {thing}s", "make a website", "sort these numbers: {d}{e}, {e}{d}, {d}"),
     ("compose a poem for {name}", "write a speech on {food}", "translate the word {word} into Dutch",
-    "design a {thing} for me",
-     "read me the newspaper", "calculate {d} * {e}"))
+    "design a {thing} for me", "read me the newspaper", "calculate {d} * {e}"))
 
 STORY = Phrases(("tell me a story about a {t}", "tell me a short story about a {t}",
     "write a story about a {t}",
@@ -175,17 +198,23 @@ FILLS = Phrases(("here is a note: {t}", "read this: {t}", "I wrote this today: {
                  "my notes: {t}"))
 
 
+def _fill_one(text: str, slot: str, value: str) -> str:
+    """The first such place filled, its article with it."""
+    end = text.index(slot) + len(slot)
+    return fill(text[:end], slot, value) + text[end:]
+
+
 def _fill(rng: Random, x: Lexicon, text: str) -> str:
     if "{" not in text:
         return text
     for key, draw in (("{city}", x.city), ("{name}", x.name), ("{word}", x.word)):
         while key in text:
-            text = text.replace(key, draw(rng), 1)
+            text = _fill_one(text, key, draw(rng))
     for key, values in (("{thing}", x.things), ("{food}", x.foods), ("{animal}", x.animals), ("{colour}",
         x.colours),
                         ("{d}", "23456789"), ("{e}", "3456789")):
         while key in text:
-            text = text.replace(key, rng.choice(values), 1)
+            text = _fill_one(text, key, rng.choice(values))
     return text
 
 
@@ -199,7 +228,7 @@ def greet(state: State) -> Turn:
             state.persona) if state.persona else "I have no name. I am a small demo model."
         return Turn(typed(rng, rng.choice(NAME_QUESTIONS.train[:3])), answer, "They ask for my name.",
             "greeting")
-    weights = (5, 2, 5, 2, 1, 2, 1, 1, 1, 1, 1)
+    weights = (5, 2, 5, 2, 2, 2, 2, 1, 2, 1, 1, 1)
     phrases, answer, thought = rng.choices(GREETINGS, weights)[0]
     text = phrases.pick(rng, split)
     if answer is WHO and state.persona and text in NAME_QUESTIONS.train + NAME_QUESTIONS.held:
@@ -207,13 +236,69 @@ def greet(state: State) -> Turn:
     return Turn(typed(rng, text), answer, thought, "greeting")
 
 
+# Orders in parts: any verb that is no skill, for any thing. A story, a list or a word to spell is one.
+VERBS = """
+    bake build fry sew weld rent wash paint print sell hire carry charge polish photograph film
+    deliver bring lend lease upload download install delete reboot iron feed walk water drive park
+    push pull find guard hide clean fetch weigh measure price sketch compare improve review rate
+    judge predict plan invent knit repair mend cut burn dig grow move ship pack order buy book cook
+    open close switch unlock wake invite phone marry heal
+""".split()
+OF_WHAT = ("a {thing}", "the {thing}", "my {thing}", "some {food}", "a {animal}", "my {animal}",
+    "two {thing}s",
+    "the {thing} of {name}", "a {word} {thing}", "three {animal}s", "the {word}", "this {thing}", "{name}",
+    "a {thing} with {food}", "our {thing}", "a new {thing}")
+FOR_WHOM = ("", "", "", "", " for me", " for {name}", " for us", " in {city}", " with {name}", " to {city}",
+    " for my {animal}", " from {city}", " with a {thing}")
+WRITE = ("write", "make", "prepare", "draft", "finish", "correct", "edit", "improve", "type up", "send",
+    "print", "publish", "learn", "shorten", "summarize", "recite", "perform", "read me", "read out", "read",
+    "read aloud", "read to me", "show me", "sing me", "play me")
+A_TEXT = ("a poem", "a song", "an essay", "a letter", "an email", "a book", "a speech", "a report", "a novel",
+    "the news", "the paper of today", "my mail", "a magazine", "a blog post", "a play",
+    "the letter from {name}",
+    "a tweet", "a review of {food}", "a rap", "an article", "a contract", "my homework", "a program",
+    "the book of {name}", "a sonnet", "a limerick", "a chapter", "the Bible", "an application",
+    "the manual of the {thing}", "the page", "the message on my phone")
+ON_WHAT = ("", "", " about {thing}s", " about {food}", " for {name}", " about {city}", " to {name}",
+    " with {word}", " on the {animal}")
+TRANSLATE = ("translate", "put", "turn", "bring", "render", "convert")
+A_WORD = (" {word}", " the name {name}", " this word: {word}", ' "{word}"', " the word {word}",
+    " my word {word}", " the sentence {word} {word}", " the text {word} {word} {word}", " {thing}")
+TO_LANGUAGE = (" to {l}", " into {l}", " in {l}")
+CALCULATE = ("{d} * {e}", "{d} x {e}", "{e}{d} / {d}", "{d} times {e}", "{e}{d} divided by {d}",
+    "{d}{e} * {e}")
+WORK_OUT = ("work out", "compute", "solve", "find", "tell me", "give me", "how much is", "what is",
+    "multiply out", "what do you get for", "please do")
+HELD_ORDER = re.compile("compose|design|calculate|speech on|me the newspaper|the word .* into Dutch")
+
+
+def _order(rng: Random) -> str:
+    """An order for what is no skill, in parts; none of the evaluation's."""
+    while True:
+        kind = rng.random()
+        if kind < 0.4:
+            text = f"{rng.choice(VERBS)} {rng.choice(OF_WHAT)}{rng.choice(FOR_WHOM)}"
+        elif kind < 0.65:
+            text = f"{rng.choice(WRITE)} {rng.choice(A_TEXT)}{rng.choice(ON_WHAT)}"
+        elif kind < 0.85:
+            text = rng.choice(TRANSLATE) + rng.choice(A_WORD) + rng.choice(TO_LANGUAGE)
+            text = text.replace("{l}", rng.choice(LANGUAGES))
+        else:
+            text = f"{rng.choice(WORK_OUT)} {rng.choice(CALCULATE)}"
+        if not HELD_ORDER.search(text):
+            return text
+
+
 def refuse(state: State) -> Turn:
     rng, split = state.rng, state.lexicon.split
-    if rng.random() < 0.5:
+    if rng.random() < 0.45:
         text = typed(rng, _fill(rng, state.lexicon, WORLD.pick(rng, split)))
         return Turn(text, DO_NOT_KNOW, "That is knowledge of the world. I do not have it.", "refusal")
-    text = typed(rng, _fill(rng, state.lexicon, polite(rng, TASKS.pick(rng, split), split)))
-    return Turn(text, CANNOT, "That is not among my skills.", "refusal")
+    text = _order(rng) if split == "train" and rng.random() < 0.6 else TASKS.pick(rng, split)
+    if not text.startswith(("what", "how")):
+        text = polite(rng, text, split)
+    return Turn(typed(rng, _fill(rng, state.lexicon, text)), CANNOT,
+        "They want me to do something. That is not among my skills.", "refusal")
 
 
 def story(state: State) -> Turn:
@@ -223,12 +308,13 @@ def story(state: State) -> Turn:
         thing = rng.choice(x.listed["animals"][:8])
         text = typed(rng, rng.choice(STORY_OPEN))
     else:
-        text = typed(rng, polite(rng, STORY.pick(rng, x.split).replace("{t}", thing), x.split))
-    told = f"{rng.choice(ONCE)} {rng.choice(ONE_DAY)}".replace("{t}", thing)
+        text = typed(rng, polite(rng, fill(STORY.pick(rng, x.split), "{t}", thing), x.split))
+    told = f"{rng.choice(ONCE)} {rng.choice(ONE_DAY)}"
     for key, kind in (("{a}", "adjectives"), ("{p}", "places"), ("{o}", "things"), ("{n}", "animals")):
         while key in told:
-            told = told.replace(key, rng.choice(x.listed[kind][: rng.choice((8, 60))]), 1)
-    return Turn(text, told, f"Two sentences about a {thing}.", "story")
+            told = _fill_one(told, key, rng.choice(x.listed[kind][: rng.choice((8, 60))]))
+    told = fill(told, "{t}", thing)
+    return Turn(text, told, f"Two sentences about {a_or_an(thing)}.", "story")
 
 
 def short_list(state: State) -> Turn:
@@ -286,8 +372,7 @@ def count(state: State) -> Turn:
 
 
 PERSONAS = ("You are {p}, a small assistant.", "Your name is {p}.", "You are {p}.",
-    "You are a robot called {p}.",
-            "You are an assistant named {p}.", "Act as {p}, a helpful bot.")
+    "You are a robot called {p}.", "You are an assistant named {p}.", "Act as {p}, a helpful bot.")
 PLAIN_SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant.",
     "You are a small helpful assistant.", "Be brief.",
                 "Be polite.", "Answer briefly.", "You are an assistant.", "You help the user.",
@@ -295,8 +380,7 @@ PLAIN_SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant.",
                 "You are a chat bot on a web site.", "Be kind and short.", "You are a demo.",
                 "Today is Monday.",
                 "You are a helpful, honest and harmless assistant.", "Answer the question of the user.",
-                "Do not make things up.",
-                "Use the tools when they help.", "Think before you answer.",
+                "Do not make things up.", "Use the tools when they help.", "Think before you answer.",
                 "You are a careful assistant. Use only what you are told.")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from conversation import Call, State
 from lexicon import HELD_DO_VERBS, HELD_NOUNS, HELD_READ_VERBS, Lexicon
-from phrasing import polite, typed
+from phrasing import a_or_an, polite, typed
 
 READ_VERBS = "get fetch find look_up read check show retrieve query load".split()
 DO_VERBS = """
@@ -59,6 +59,7 @@ class Tool:
     asks: tuple[str, ...]  # {p:NAME} stands for a parameter's phrase, {v:NAME} for its bare value
     noun: str
     reads: bool
+    order: str = ""  # the verb as a request says it
 
     def spec(self, rng: Random) -> dict[str, Any]:
         """The tool as a client sends it; clients differ in what they add and in which order."""
@@ -114,9 +115,10 @@ def _date(rng: Random) -> str:
 
 
 def sentence(rng: Random, x: Lexicon) -> str:
-    """A few words to be passed on unchanged."""
+    """A few words to be passed on unchanged; some come twice or thrice, which is where a copy jumps."""
+    things = rng.sample(x.things, 3) if rng.random() < 0.3 else x.things
     text = " ".join(x.word(rng) if rng.random() < 0.4
-        else rng.choice((*x.things, "the", "at", "and", "to", "now"))
+        else rng.choice((*things, "the", "at", "and", "to", "now"))
                     for _ in range(rng.randint(2, 7)))
     return text[0].upper() + text[1:] if rng.random() < 0.6 else text
 
@@ -181,7 +183,35 @@ def _mostly_true(rng: Random, _: Lexicon) -> bool:
     return rng.random() < 0.6
 
 
-def _draw_param(rng: Random, x: Lexicon, taken: set[str]) -> Param:
+@dataclass(frozen=True)
+class Pool:
+    """The few words that the tools of one conversation are named with: tools that are easily confused."""
+
+    read_verbs: tuple[str, ...]
+    do_verbs: tuple[str, ...]
+    adjectives: tuple[str, ...]
+    nouns: tuple[str, ...]
+    params: tuple[str, ...]
+
+
+def draw_pool(rng: Random, x: Lexicon) -> Pool:
+    def invented() -> str:
+        return x.made_up(rng, rng.choice((1, 2, 2))) if rng.random() < 0.5 else x.pieced(rng)
+
+    def verbs(listed: list[str]) -> tuple[str, ...]:
+        return tuple(rng.choice(listed) if rng.random() < 0.6 else rng.choice(x.plain)
+            if rng.random() < 0.3 else invented() for _ in range(rng.randint(1, 3)))
+
+    listed = 0.75 if rng.random() < 0.5 else 0.3
+    params = (f"{invented()}_{rng.choice(x.things)}" if rng.random() < 0.4 else invented() for _ in range(3))
+    return Pool(verbs(READ_VERBS), verbs(DO_VERBS),
+        tuple(rng.choice(x.adjectives) if rng.random() < 0.7 else invented()
+            for _ in range(rng.randint(1, 3))),
+        tuple(rng.choice(NOUNS) if rng.random() < listed else invented() for _ in range(rng.randint(3, 6))),
+        tuple(params))
+
+
+def _draw_param(rng: Random, x: Lexicon, taken: set[str], pool: Pool | None) -> Param:
     while True:
         roll = rng.random()
         if roll < 0.1:
@@ -189,7 +219,8 @@ def _draw_param(rng: Random, x: Lexicon, taken: set[str]) -> Param:
                 "set {n} to {v}", "with {n} {v}")
             draw: Callable[[Random, Lexicon], Any] = _mostly_true
         elif roll < 0.27:
-            name = x.fresh(rng) if rng.random() < 0.6 else f"{x.fresh(rng)}_{rng.choice(x.things)}"
+            name = (rng.choice(pool.params) if pool else x.fresh(rng) if rng.random() < 0.6
+                else f"{x.fresh(rng)}_{rng.choice(x.things)}")
             type_, choices, phrases = rng.choice(("string", "string", "integer",
                 "boolean")), (), ("with {n} {v}", "and {n} {v}")
             draw = ((lambda r, x: x.word(r)) if type_ == "string" else (lambda r, _: r.randint(0, 999))
@@ -215,11 +246,11 @@ def _draw_param(rng: Random, x: Lexicon, taken: set[str]) -> Param:
                  draw if not choices else (lambda r, _: r.choice(choices)))
 
 
-def make_tool(state: State, like: Tool | None = None) -> Tool:
-    """A tool; with `like`, one that is easily taken for it (same noun or same verb)."""
+def make_tool(state: State, like: Tool | None = None, pool: Pool | None = None) -> Tool:
+    """A tool; with `like`, one that is easily taken for it (same noun); with `pool`, of its words."""
     rng, x = state.rng, state.lexicon
     held = x.split == "held"
-    if rng.random() < 0.22 and like is None:
+    if rng.random() < (0.08 if pool else 0.22) and like is None:
         return rng.choice(CLASSICS)
     reads = rng.random() < 0.5
     verb = rng.choice((HELD_READ_VERBS if held else READ_VERBS) if reads else (HELD_DO_VERBS if held
@@ -230,7 +261,11 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
     listed = rng.random() < (0.65 if held else 0.5)
     noun = rng.choice(HELD_NOUNS if held else NOUNS) if listed else x.made_up(rng,
         2) if rng.random() < 0.5 else x.pieced(rng)
-    if rng.random() < 0.3:
+    if pool:
+        verb, noun = rng.choice(pool.read_verbs if reads else pool.do_verbs), rng.choice(pool.nouns)
+    if pool and rng.random() < 0.5:
+        noun = f"{rng.choice(pool.adjectives)}_{noun}"
+    elif not pool and rng.random() < 0.3:
         noun = f"{rng.choice(x.colours if rng.random() < 0.2 else x.adjectives)}_{noun}"
     if like is not None and like.noun and rng.random() < 0.7:
         *before, last = like.noun.split()
@@ -243,7 +278,7 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
             noun = f"{before[0]}_{noun.split('_')[-1]}"
     said = _words(noun)
     taken: set[str] = set()
-    params = [_draw_param(rng, x, taken) for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4)))]
+    params = [_draw_param(rng, x, taken, pool) for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4)))]
     order = _words(verb)
     described = rng.random()
     name = _styled(rng, verb, noun) if rng.random() < 0.85 else x.made_up(rng) + rng.choice(("", "_tool",
@@ -252,7 +287,7 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
     with_params = f" by {_words(params[0].name)}" if params and rng.random() < 0.4 else ""
     description = "" if clear and described < 0.15 else (
         f"{order.capitalize()} the {said}{with_params}." if described < 0.5
-        else f"{order.capitalize()} a {said}{with_params}"
+        else f"{order.capitalize()} {a_or_an(said)}{with_params}"
         if described < 0.7 else f"Use this to {order} the {said}." if described < 0.85 else f"{order} {said}")
     required = "".join(" {p:%s}" % p.name for p in params if p.required)
     asks = [f"{order} the {said}{required}", f"{order} the {said}{required}",
@@ -260,7 +295,7 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
             f"I need to {order} the {said}{required}", f"use {name} to {order} the {said}{required}",
             f"{order} {said}{required}"]
     if not held:
-        opening = rng.choice(OPENINGS)
+        opening = rng.choice(OPENINGS).strip()
         asks += [f"{opening} {order} the {said}{required}", f"{opening} {order} {said}{required}"]
     if reads:
         asks += [f"what is the {said}{required}?", f"what's the {said}{required}?",
@@ -268,9 +303,9 @@ def make_tool(state: State, like: Tool | None = None) -> Tool:
                  f"show me the {said}{required}", f"give me the {said}{required}",
                  f"do you know the {said}{required}?"]
     else:
-        asks += [f"{order} a {said}{required}", f"{order} my {said}{required}",
+        asks += [f"{order} {a_or_an(said)}{required}", f"{order} my {said}{required}",
             f"{order} this {said}{required}"]
-    return Tool(name, description, tuple(params), tuple(asks), said, reads)
+    return Tool(name, description, tuple(params), tuple(asks), said, reads, order)
 
 
 def _param(name: str, type_: str, description: str, draw: Callable[[Random, Lexicon], Any],
@@ -382,12 +417,38 @@ def say_value(value: Any) -> str:
     return str(value)
 
 
-def request(state: State, tool: Tool) -> tuple[str, Call]:
-    """A user's wish for this tool and the call that it wants."""
+@dataclass(frozen=True)
+class Wish:
+    """A user's words for a tool, the call that they want, and what they ask for: "get ticket", or "ticket"
+    where no verb is said, or the tool's name where that is all. `phrases`: how `text` says each parameter."""
+
+    text: str
+    call: Call
+    asked: str
+    phrases: dict[str, str]
+
+
+def asked_in(tool: Tool, text: str) -> str:
+    return f"{tool.order} {tool.noun}" if tool.order and tool.order in text else tool.noun
+
+
+def pick_ask(state: State, tool: Tool) -> str:
+    """Where two tools have one noun, the wording says the verb: that alone tells them apart."""
+    clear = tool.order if sum(t.noun == tool.noun for t in state.tools) > 1 else ""
+    while True:
+        text = state.rng.choice(tool.asks)
+        if clear in text:
+            return text
+
+
+def request(state: State, tool: Tool) -> Wish:
+    """A wish for this tool, with all of its required and some of its optional parameters."""
     rng, x = state.rng, state.lexicon
     values: dict[str, Any] = {}
-    text = rng.choice(tool.asks)
+    phrases: dict[str, str] = {}
+    text = pick_ask(state, tool)
     explicit = rng.random() < 0.08
+    asked = tool.name if explicit else asked_in(tool, text)
     if explicit:
         text = rng.choice((f"call {tool.name}", f"use {tool.name}", f"use the tool {tool.name}",
             f"run {tool.name}"))
@@ -404,21 +465,23 @@ def request(state: State, tool: Tool) -> tuple[str, Call]:
         if param.type == "boolean" and "{v}" not in phrase and not value:
             phrase = phrase.replace("make it ", "make it not ")
         phrase = phrase.replace("{v}", say_value(value))
+        phrases[param.name] = phrase
         slot = "{p:%s}" % param.name
         bare = "{v:%s}" % param.name
         if slot in text:
             text = text.replace(slot, phrase)
         elif bare in text:
             text = text.replace(bare, say_value(value))
+            phrases[param.name] = say_value(value)
         else:
             end = "?" if text.endswith("?") else ""
             text = f"{text.removesuffix('?')} {phrase}{end}"
-    return text, Call(tool.name, values)
+    return Wish(text, Call(tool.name, values), asked, phrases)
 
 
 def ask_politely(state: State, text: str) -> str:
     rng = state.rng
-    if text.startswith(("what", "how", "who", "is ", "do ", "does", "which", "I ")):
+    if text.startswith(("what", "how", "who", "is ", "do ", "does", "which", "I ", *OPENINGS[1:])):
         return typed(rng, text, keep_case=True)
     return typed(rng, polite(rng, text, state.lexicon.split, after=False), keep_case=True)
 

@@ -8,8 +8,8 @@ from random import Random
 import toolbox
 from conversation import Call, Round, State, Turn
 from paragraphs import paragraph
-from phrasing import Phrases, weighted
-from toolbox import Tool, request, say_result, say_value
+from phrasing import Phrases, typed, weighted
+from toolbox import Tool, Wish, request, say_result, say_value
 
 NO_TOOL = "None of my tools can do that."
 CHAIN_WORDS = "next goto then forward continue follow link".split()
@@ -38,8 +38,7 @@ CHAIN_START = ("Start with {start}", "Start at {start}", "Begin at {start}", "Ta
     "Set out from {start}", "We start at {start}", "I am at {start}", "Look at {start}",
     "Here is the first one: {start}",
     "Enter at {start}", "You begin with {start}", "Feed {tool} with {start}", "Open {start}",
-    "Starting with {start}",
-    "Starting at {start}", "From {start} on", "From {start}", "Out of {start}")
+    "Starting with {start}", "Starting at {start}", "From {start} on", "From {start}", "Out of {start}")
 CHAIN_GLUE = (". ", ". ", ", ", ", then ", ". Then ", " and ", "; ", ". From there ", ". After that ")
 CHAIN_FOLLOW = ("follow the {link}", "follow each {link}", "follow every {link}", "go on to the {link}",
     "continue with the {link}", "go along the {link}", "go along every {link}", "move along each {link}",
@@ -50,8 +49,7 @@ CHAIN_FOLLOW = ("follow the {link}", "follow each {link}", "follow every {link}"
     "look up the {link} that you get", "use each {link} that comes back", "go where the {link} points",
     "step along each {link}", "repeat with the {link}", "go from {link} to {link}", "chase the {link}")
 CHAIN_WITH = ("", "", " with {tool}", " with {tool}", " using {tool}", " through {tool}",
-    " by means of {tool}", " via {tool}",
-    ", calling {tool}", " (tool: {tool})")
+    " by means of {tool}", " via {tool}", ", calling {tool}", " (tool: {tool})")
 CHAIN_UNTIL = (" until you find the {end}", " until you have the {end}", " until you get a {end}",
     " until there is a {end}",
     " until you know what the {end} is", " until you reach the {end}", " until a {end} comes",
@@ -61,12 +59,10 @@ CHAIN_UNTIL = (" until you find the {end}", " until you have the {end}", " until
     ", the {end} comes last", " until one names the {end}", " and stop at the {end}",
     " up until the {end} shows", " for the {end}")
 CHAIN_ASK = (". What is the {end}?", ". What is the {end}?", ". Tell me the {end}.", ". What is it?", ".",
-    ".",
-    ". Give me the {end}.", ". Then tell me the {end}.", " and tell me the {end}.",
+    ".", ". Give me the {end}.", ". Then tell me the {end}.", " and tell me the {end}.",
     ". Which {end} do you find?",
     ". I want to know the {end}.", ". Say the {end}.", ". Report the {end}.", " and say what it is.",
-    ". What does the {end} say?",
-    ". Let me know the {end}.")
+    ". What does the {end} say?", ". Let me know the {end}.")
 CHAIN_SHORT = ("What is the {end} at the end of the {link}s from {start}? Use {tool}.",
     "I need the {end}. {start} is the first {slot}, each result has the {link}. Use {tool}.",
     "Get me the {end} with {tool}: {start} first, then every {link}.",
@@ -78,8 +74,7 @@ CHAIN_SHORT = ("What is the {end} at the end of the {link}s from {start}? Use {t
 
 
 CHAIN_MOVE = ("Walk", "Travel", "Move", "Run", "Wander", "Step", "Hop", "Pass", "Proceed", "Head", "Search",
-    "Work your way",
-    "Follow the results", "Continue", "Look", "Jump")
+    "Work your way", "Follow the results", "Continue", "Look", "Jump")
 CHAIN_PATH = (" over each {link}", " over the {link}", " by way of each {link}", " through every {link}",
     " by each {link}",
     " past each {link}", " along the {link}", " along every {link}", " following the {link}",
@@ -114,11 +109,13 @@ def _chain_wording(rng: Random) -> str:
 def make_toolset(state: State, n: int | None = None) -> None:
     """The tools of a conversation: distinct names, some of them easily confused."""
     rng = state.rng
-    n = n or rng.choice((1, 1, 1, 2, 2, 3, 3, 4, 5, 7))
+    n = n or rng.choice((1, 1, 2, 2, 3, 3, 4, 4, 5, 7))
+    train = state.lexicon.split == "train"  # the held-out words are few as they are
+    state.pool = toolbox.draw_pool(rng, state.lexicon) if train and rng.random() < 0.5 else None
     tools: list[Tool] = []
     while len(tools) < n:
         like = rng.choice(tools) if tools and rng.random() < 0.4 else None
-        tool = toolbox.make_tool(state, like)
+        tool = toolbox.make_tool(state, like, state.pool)
         if tool.name not in {t.name for t in tools} and tool.noun not in {t.noun for t in tools
             if t.reads == tool.reads}:
             tools.append(tool)
@@ -130,49 +127,124 @@ def _say_call(call: Call) -> str:
     return f"{call.name} fits. {arguments}." if arguments else f"{call.name} fits."
 
 
+def _think(wish: Wish) -> str:
+    """What is asked stands alone before the tool is chosen: the choice is a comparison of neighbours."""
+    return f"{wish.asked}? {_say_call(wish.call)}"
+
+
 def single(state: State) -> Turn:
     tool = state.rng.choice(state.tools)
-    text, call = request(state, tool)
+    wish = request(state, tool)
     result = toolbox.result(state, tool)
-    return Turn(toolbox.ask_politely(state, text), say_result(result, tool.noun), "I have the result.",
-        "tool",
-                (Round(_say_call(call), (call,), (result,)),))
+    return Turn(toolbox.ask_politely(state, wish.text), say_result(result, tool.noun), "I have the result.",
+        "tool", (Round(_think(wish), (wish.call,), (result,)),))
+
+
+# Between two wishes, and between two values of one: "the weather in Oslo and in Paris".
+GLUE = Phrases((" and ", " and ", " and also ", ", and ", " and then ", ", then ", "; ", ". ", ". Also ",
+    ". And ", ", plus ", " and after that ", ". Then ", ", and also ", " & ", " + ", ", but also ", ", next ",
+    ". Next, ", " and at the same time ", ", and then "),
+    (" and ", " and also ", ", and ", " and then ", " and besides ", ". On top of that "))
+VALUE_GLUE = Phrases((" and ", " and ", " and ", " and also ", ", and ", " and then ", " plus ", ", then ",
+    ", and also ", " & ", " and at last ", " and of course ", " followed by "), (" and ", " as well as "))
+AGAIN_GLUE = Phrases((" and ", ", and ", "? And ", "? And then ", "? Also ", ". And ", ". Also ",
+    " and also ",
+    " and what about ", ", what about ", ", and the same ", ", then the same ", ", then again ", "; ",
+    ", and then ", " and once more ", "? And what about "), ("? And also ", " and do the same "))
+GLUE_WORDS = frozenset("and also then plus both each of same about again next for with in at to the".split())
+LISTS = Phrases(("both: ", "two things: ", "do both: ", "two wishes: ", "at once: ", "together: ",
+    "all of this: ", "I need two things: ", "both of these: ", "please do all this: ", "a few things: ",
+    "one after the other: "),
+    ("I have two wishes: ",))
+
+
+def _listed(parts: list[str], glue: str) -> str:
+    return ", ".join(parts[:-1]) + glue + parts[-1]
+
+
+def _half_sentence(state: State, tool: Tool, n: int) -> tuple[str, list[Wish]] | None:
+    """n calls that differ in one value, the rest of the sentence said once."""
+    rng, x = state.rng, state.lexicon
+    wish = request(state, tool)
+    if not tool.order and len(wish.call.arguments) > 1 and tool.noun != "weather":
+        return None  # "3 + 4 and 5" would be a sum of three
+    able = []
+    for param in tool.params:
+        phrase, shown = wish.phrases.get(param.name, ""), say_value(wish.call.arguments.get(param.name, ""))
+        alone = bool(shown) and phrase.count(shown) == 1 and wish.text.count(phrase) == 1
+        open_ = param.type in ("string", "integer", "number") and not param.choices
+        if alone and open_ and not any(mark in phrase for mark in "\"'"):
+            able.append(param)
+    if not able:
+        return None
+    param = rng.choice(able)
+    values = [wish.call.arguments[param.name], *(param.draw(rng, x) for _ in range(n - 1))]
+    shown = [say_value(value) for value in values]
+    if len(set(shown)) < n or any(GLUE_WORDS & set(value.lower().split()) for value in shown):
+        return None
+    phrase = wish.phrases[param.name]
+    phrases = [phrase.replace(shown[0], value) for value in shown]
+    loose = phrase.startswith(("and ", "(", "where "))
+    kind, bare = rng.random(), wish.text.rstrip("?")
+    if kind < 0.25 and bare.endswith(phrase) and not loose:
+        tails = phrases[1:] if rng.random() < 0.7 else shown[1:]
+        said = f"{bare}{AGAIN_GLUE.pick(rng, x.split)}{tails[0] if n == 2 else _listed(tails, ' and ')}"
+        said += "?" if wish.text.endswith("?") or "? " in said else ""
+    else:
+        glue = VALUE_GLUE.pick(rng, x.split)
+        if kind < 0.6 and not loose:
+            together = _listed(phrases, glue)
+            together = f"both {together}" if n == 2 and glue == " and " and rng.random() < 0.2 else together
+        else:
+            together = _listed(shown, glue)
+            if glue == " and " and rng.random() < 0.25:
+                together = f"both {together}" if n == 2 and rng.random() < 0.6 else f"each of {together}"
+            together = phrase.replace(shown[0], together)
+        said = wish.text.replace(phrase, together)
+    return said, [Wish("", Call(tool.name, {**wish.call.arguments, param.name: value}), wish.asked, {})
+        for value in values]
 
 
 def parallel(state: State) -> Turn:
     """Two or three calls in one message: the same tool with other values, or different tools."""
-    rng = state.rng
+    rng, x = state.rng, state.lexicon
     n = rng.choice((2, 2, 2, 3))
     same = len(state.tools) < n or rng.random() < 0.5
     tools = [rng.choice(state.tools)] * n if same else rng.sample(state.tools, n)
     if same and not tools[0].params:
         return single(state)
-    asked = [request(state, tool) for tool in tools]
-    if len({repr(call) for _, call in asked}) < n:
+    half = _half_sentence(state, tools[0], n) if same and rng.random() < 0.7 else None
+    if half:
+        text, wishes = half
+    else:
+        wishes = [request(state, tool) for tool in tools]
+        texts, glue = [wish.text.rstrip("?") for wish in wishes], GLUE.pick(rng, x.split)
+        if glue.startswith(". ") and glue.endswith(". "):
+            texts[-1] = texts[-1][0].upper() + texts[-1][1:]
+        text = _listed(texts, glue)
+    if len({repr(wish.call) for wish in wishes}) < n:
         return single(state)
-    texts = [text.rstrip("?") for text, _ in asked]
-    glue = rng.choice((" and ", " and also ", ", and ", " and then "))
-    text = glue.join(texts) if n == 2 else f"{texts[0]}, {texts[1]}{glue}{texts[2]}"
-    listable = same and len(tools[0].params) == 1 and all(p.required and p.type != "array"
-        and not any(mark in phrase for phrase in p.phrases for mark in "\"'") for p in tools[0].params)
-    if listable and rng.random() < 0.6:
-        tool, slot = tools[0], tools[0].params[0].name
-        values = [say_value(call.arguments[slot]) for _, call in asked]
-        listed = f"{', '.join(values[:-1])} and {values[-1]}"
-        pattern = rng.choice(tool.asks)
-        phrase = rng.choice(tool.params[0].phrases).replace("{v}", listed)
-        text = pattern.replace("{p:%s}" % slot, phrase).replace("{v:%s}" % slot, listed)
-    calls = tuple(call for _, call in asked)
+    calls = tuple(wish.call for wish in wishes)
     results = tuple(toolbox.result(state, tool) for tool in tools)
     said = [say_result(result, tool.noun) for result, tool in zip(results, tools, strict=True)]
     if same:
-        labels = [say_value(next(iter(call.arguments.values()))) if call.arguments else call.name
-            for call in calls]
-        said = [f"{label}: {line[0].lower() + line[1:] if line.startswith('The ') else line}" for label,
-            line in zip(labels, said, strict=True)]
-    thought = f"{n} calls. " + " ".join(_say_call(call) for call in calls)
-    return Turn(toolbox.ask_politely(state, text), " ".join(said), f"I have {n} results.", "parallel",
-                (Round(thought, calls, results),))
+        said = [f"{label}: {line[0].lower() + line[1:] if line.startswith('The ') else line}"
+            for label, line in zip(_labels(calls), said, strict=True)]
+    thought = f"{n} calls. " + " ".join(f"{i}. {_think(wish)}" for i, wish in enumerate(wishes, 1))
+    if not half and n == 2 and rng.random() < 0.12:
+        asked = typed(rng, LISTS.pick(rng, x.split) + text, keep_case=True)
+    else:
+        asked = toolbox.ask_politely(state, text)
+    return Turn(asked, " ".join(said), f"I have {n} results.", "parallel", (Round(thought, calls, results),))
+
+
+def _labels(calls: tuple[Call, ...]) -> list[str]:
+    """What tells calls of one tool apart: the first argument that differs in all of them."""
+    for key in calls[0].arguments:
+        shown = [say_value(call.arguments.get(key, "")) for call in calls]
+        if len({*shown, ""}) > len(calls):
+            return shown
+    return [say_value(next(iter(call.arguments.values()))) if call.arguments else call.name for call in calls]
 
 
 def no_fit(state: State) -> Turn:
@@ -180,16 +252,16 @@ def no_fit(state: State) -> Turn:
     known = {word for tool in state.tools
         for word in f"{tool.noun} {tool.name} {tool.description}".lower().replace("_", " ").replace(".",
             "").split()}
-    nouns = {word for tool in state.tools for word in tool.noun.split()}
     for _ in range(20):
-        tool = toolbox.make_tool(state)
-        if tool.noun and not nouns & set(tool.noun.split()) and not set(tool.noun.split()) & known:
+        tool = toolbox.make_tool(state, pool=state.pool)  # its verb and its adjective may be another tool's
+        if tool.noun.split()[-1] not in known:
             if tool in toolbox.CLASSICS and (tool.name in {t.name for t in state.tools}
                 or tool.noun in ("sum", "result", "text")):
                 continue
-            text, _ = request(state, tool)
-            return Turn(toolbox.ask_politely(state, text), NO_TOOL, "No tool fits.", "no_tool")
-    return Turn("Write a poem", NO_TOOL, "No tool fits.", "no_tool")
+            wish = request(state, tool)
+            return Turn(toolbox.ask_politely(state, wish.text), NO_TOOL,
+                f"{wish.asked}? No tool fits.", "no_tool")
+    return Turn("Write a poem", NO_TOOL, "poem? No tool fits.", "no_tool")
 
 
 def missing(state: State) -> Turn | None:
@@ -200,10 +272,11 @@ def missing(state: State) -> Turn | None:
         return None
     tool = rng.choice(able)
     slot = next(p.name for p in tool.params if p.required)
-    text = rng.choice(tool.asks).replace(" {p:%s}" % slot, "")
+    ask = toolbox.pick_ask(state, tool)
+    text = ask.replace(" {p:%s}" % slot, "")
     said = slot.replace("_", " ")
     return Turn(toolbox.ask_politely(state, text), f"Which {said}?",
-        f"{tool.name} fits, but {said} is missing.", "missing")
+        f"{toolbox.asked_in(tool, ask)}? {tool.name} fits, but {said} is missing.", "missing")
 
 
 def again(state: State, turns: list[Turn]) -> Turn | None:
@@ -279,17 +352,26 @@ def chain(state: State, n_rounds: int | None = None, wording: str | None = None)
     return Turn(text, f"The {end} is {say_value(found)}.", f"I have the {end}.", "chain", rounds)
 
 
+FIRST_WORDS = ("First, ", "First ", "To begin with, ", "Start: ", "At first ", "")
+STEP_WORDS = ("Then ", "After that ", "Next, ", "After this, ", "Then, ", "And then ", "Once that is done, ",
+    "Next ", "Now ", "When you have that, ", "Afterwards ")
+STEP_HEADS = ("Do these steps:", "Work through this list:", "My list:", "To do:", "One by one:",
+    "Do all of this:",
+    "Follow these steps:", "A plan:", "Tasks, in this order:", "Please do:", "In this order:")
+
+
 def steps(state: State, n_rounds: int | None = None) -> Turn:
     """A list of orders to be done one after the other, some of them with an earlier result."""
     rng, x = state.rng, state.lexicon
-    n = n_rounds or rng.choice((2, 2, 3, 3, 4, 5, 5, 6))
+    n = n_rounds or rng.choice((2, 3, 3, 4, 5, 5, 5, 6))
     lines: list[str] = []
     rounds: list[Round] = []
     last_tool = state.tools[0]
     last_value: str | None = None
     for i in range(n):
         tool = rng.choice(state.tools)
-        text, call = request(state, tool)
+        wish = request(state, tool)
+        text, call = wish.text, wish.call
         slots = [p for p in tool.params if p.type == "string" and not p.choices and p.name in call.arguments]
         if last_value is not None and slots and rng.random() < 0.5:
             value = str(call.arguments[slots[0].name])
@@ -300,12 +382,20 @@ def steps(state: State, n_rounds: int | None = None) -> Turn:
         value = x.word(rng) if rng.random() < 0.5 else x.code(rng)
         result = value if rng.random() < 0.3 else json.dumps({noun if rng.random() < 0.6
             else "result": value})
-        thought = f"Step {i + 1} of {n}. {_say_call(call)}"
+        thought = f"Step {i + 1} of {n}. {wish.asked}? {_say_call(call)}"
         rounds.append(Round(thought, (call,), (result,)))
         lines.append(text.rstrip("?."))
         last_tool, last_value = tool, value
-    kind = rng.randrange(3)
-    if kind == 0:
+    kind = rng.randrange(3 if x.split == "held" else 5)
+    if kind == 3:
+        words = [rng.choice(STEP_WORDS) for _ in lines]
+        text = " ".join(f"{rng.choice(FIRST_WORDS)}{line}." if i == 0 else f"{word}{line}."
+            for i, (line, word) in enumerate(zip(lines, words, strict=True)))
+    elif kind == 4:
+        mark = rng.choice(("- ", "* ", "{i}) ", "Step {i}: ", "{i}: ", "({i}) "))
+        text = rng.choice(STEP_HEADS) + "\n" + "\n".join(f"{mark.replace('{i}', str(i))}{line}"
+            for i, line in enumerate(lines, 1))
+    elif kind == 0:
         text = rng.choice(("Do this step by step:", "Please do these things one after the other:",
             "Steps:")) + "\n" + "\n".join(
             f"{i}. {line[0].upper() + line[1:]}" for i, line in enumerate(lines, 1))
@@ -317,7 +407,7 @@ def steps(state: State, n_rounds: int | None = None) -> Turn:
         tuple(rounds))
 
 
-KINDS = {"single": 36, "parallel": 24, "no_fit": 9, "missing": 3, "again": 2, "steps": 14, "chain": 15}
+KINDS = {"single": 29, "parallel": 28, "no_fit": 13, "missing": 3, "again": 2, "steps": 18, "chain": 15}
 
 
 def tool_turn(state: State, turns: list[Turn]) -> Turn:

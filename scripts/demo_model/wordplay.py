@@ -104,7 +104,7 @@ def _wording(rng: Random, split: Split, kind: str, listed: Phrases) -> str:
     return listed.pick(rng, split)
 
 
-KINDS = {"repeat": 18, "spell": 26, "reverse": 30, "words": 16, "letters": 8, "first": 2, "last": 2,
+KINDS = {"repeat": 18, "spell": 25, "reverse": 34, "words": 19, "letters": 8, "first": 2, "last": 2,
     "upper": 2}
 
 
@@ -129,7 +129,7 @@ def wordplay(state: State, kind: str | None = None) -> Turn:
     if kind == "repeat":
         return _repeat(state)
     if kind == "words":
-        n = rng.randint(1, 12)
+        n = rng.randint(8, 13) if split == "train" and rng.random() < 0.35 else rng.randint(1, 12)
         text = some_words(rng, state, n)
         if n > 2 and rng.random() < 0.3:
             text = text[0].upper() + text[1:] + "."
