@@ -1,4 +1,4 @@
-"""Shapes of published models, as their config.json has them."""
+"""Shapes of published models, as their config.json has them, and two tiny ones to try a script with."""
 
 from __future__ import annotations
 
@@ -43,5 +43,16 @@ SHAPES = {
         **_EXPERTS,
         shared_expert_intermediate_size=512,
         tie_word_embeddings=False,
+    ),
+    "tiny": _shape(128, 4, (2, 1), (2, 2), intermediate_size=256, vocab_size=1000),
+    "tiny-MoE": _shape(
+        128,
+        4,
+        (2, 1),
+        (2, 4),
+        **_EXPERTS | {"num_experts": 64, "moe_intermediate_size": 64},
+        shared_expert_intermediate_size=64,
+        tie_word_embeddings=False,
+        vocab_size=1000,
     ),
 }

@@ -1,17 +1,23 @@
 """Cost of a token over context and over company, for models of real sizes with random weights.
 
     python bench/sizes.py --shapes 0.8B 4B --bits 16 4 --peer --chart docs/cost-over-context-h200.svg
+    python bench/sizes.py --shapes 35B-A3B --bits 4 --contexts 1024 16384 --seconds 120 --out 35b-4.json
+    python bench/sizes.py --figures 0.8b.json 35b-4.json --chart docs/cost-over-context-h200.svg
 
-For a GPU (the 0.8B shape runs on a CPU too, slowly). Each line is one figure; ``--peer`` runs mlx-lm
-over the same weights, in the same process, before ours takes them over. No prompt is read for the
-decode figures: rows and states are filled in, which changes nothing about their cost.
+For a GPU; the tiny shapes run on a CPU too, in float32. Each line is one figure, and in ``--out`` as soon as
+it is measured; ``--peer`` runs mlx-lm over the same weights, in the same process, before ours takes them
+over. No prompt is read for the decode figures: rows and states are filled in, which changes nothing about
+their cost.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +41,12 @@ from model.forward import Forward  # noqa: E402
 
 PART = 4096  # tokens read at each context
 
+Tell = Callable[[str, float, str], None]  # what, how much, of what
+
+
+class OutOfTimeError(Exception):
+    """Ends a run after the figure that was being measured."""
+
 
 def main() -> None:
     """Print a line for each figure, and write them all as JSON where asked."""
@@ -43,32 +55,52 @@ def main() -> None:
     )
     parser.add_argument("--shapes", nargs="+", default=["0.8B"], choices=SHAPES)
     parser.add_argument("--bits", type=int, nargs="+", default=[16], choices=[16, 8, 4])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--companies", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--companies", type=int, nargs="*", default=[1, 4, 16, 32])
     parser.add_argument("--company-context", type=int, default=4096)
+    parser.add_argument("--prompts", type=int, nargs="*", default=[1024, 2 * PART])
     parser.add_argument("--peer", action="store_true", help="measure mlx-lm too")
+    parser.add_argument("--seconds", type=float, help="start no figure later than so long after the start")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--figures", type=Path, nargs="+", help="draw a chart of such files, measure nothing")
     parser.add_argument("--chart", type=Path, help="an SVG file for the cost of a token over context")
     options = parser.parse_args()
+    start = time.monotonic()
     figures: list[dict[str, Any]] = []
+    if options.figures:
+        figures = [figure for path in options.figures for figure in json.loads(path.read_text())]
+    model = ""
 
     def tell(what: str, value: float, unit: str) -> None:
-        figures.append({"model": f"{shape} {bits} bits", "what": what, "value": value, "unit": unit})
-        print(f"{shape} {bits:2} bits  {what:44} {value:10.2f} {unit}", flush=True)
+        figures.append({"model": model, "what": what, "value": value, "unit": unit, "on": detect().name})
+        after = time.monotonic() - start
+        print(f"{after:5.0f} s  {model:16}  {what:44} {value:10.2f} {unit}", flush=True)
         if options.out:
             options.out.write_text(json.dumps(figures, indent=1))
+        if options.seconds and after > options.seconds:
+            raise OutOfTimeError
 
-    for shape in options.shapes:
-        for bits in options.bits:
-            modules, config = random_modules(shape, bits)
-            tell("bare read of all matrices", 1e3 * bare_read_seconds(modules), "ms")
-            if options.peer:
-                measure_peer(modules, config, options, tell)
-            measure_ours(forward_over(modules, config), options, tell)
-            del modules
+    try:
+        for shape, bits in [] if options.figures else itertools.product(options.shapes, options.bits):
+            model = f"{shape} {bits} bits"
+            measure(shape, bits, options, tell)
+            gc.collect()  # compiled steps and what they close over refer to each other
             mx.clear_cache()
+    except OutOfTimeError:
+        print(f"stopped: {options.seconds:.0f} s are over", flush=True)
     if options.chart:
         options.chart.write_text(context_chart(figures))
+
+
+def measure(shape: str, bits: int, options: argparse.Namespace, tell: Tell) -> None:
+    """All figures of one model."""
+    modules, config = random_modules(shape, bits)
+    tell("weights", sum(w.nbytes for _, w in tree_flatten(modules.parameters())) / 1e9, "GB")
+    if bits == 16:
+        tell("bare read of all matrices", 1e3 * bare_read_seconds(modules), "ms")
+    if options.peer:
+        measure_peer(modules, config, options, tell)
+    measure_ours(forward_over(modules, config), options, tell)
 
 
 def context_chart(figures: Sequence[Mapping[str, Any]]) -> str:
@@ -82,19 +114,24 @@ def context_chart(figures: Sequence[Mapping[str, Any]]) -> str:
         elif written:
             points.setdefault(f"{figure['model']}, written", {})[int(written[1])] = figure["value"]
     lines = [Line(name, list(at), list(at.values())) for name, at in points.items()]
-    title = f"Cost of a token over context: random weights, {detect().name}"
+    title = f"Cost of a token over context: random weights, {figures[0]['on']}"
     return chart(title, "tokens of context", "ms a token", lines)
 
 
-def measure_ours(
-    forward: Forward, options: argparse.Namespace, tell: Callable[[str, float, str], None]
-) -> None:
-    """Prefill and decode over context, then decode over company."""
-    ids = np.random.default_rng(0).integers(0, forward.config.vocab_size, 2 * PART).astype(np.uint32)
+def measure_ours(forward: Forward, options: argparse.Namespace, tell: Tell) -> None:
+    """Prefill, decode over company, then both over context: what takes longest comes last."""
+    longest = max(*options.prompts, PART)
+    ids = np.random.default_rng(0).integers(0, forward.config.vocab_size, longest).astype(np.uint32)
     forward.prefill(forward.new_state(), ids)  # kernels are built on first use
-    for n in (1024, 2 * PART):
+    for n in options.prompts:
+        mx.reset_peak_memory()
         seconds = timed(lambda n=n: forward.prefill(forward.new_state(), ids[:n]))
         tell(f"prefill of {n}", n / seconds, "tok/s")
+        tell(f"prefill of {n}: peak memory", mx.get_peak_memory() / 1e9, "GB")
+    for size in options.companies:
+        states = [filled_state(forward, options.company_context) for _ in range(size)]
+        seconds = decode_seconds(stepper(forward, states), size)
+        tell(f"decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
     for n in options.contexts:
         state = filled_state(forward, n)
         start = state.snapshot()
@@ -104,18 +141,9 @@ def measure_ours(
         tell(f"prefill of {PART} after {n}", PART / seconds, "tok/s")
         state.restore(start)
         tell(f"decode after {n}", 1e3 * decode_seconds(stepper(forward, [state]), 1), "ms")
-    for size in options.companies:
-        states = [filled_state(forward, options.company_context) for _ in range(size)]
-        seconds = decode_seconds(stepper(forward, states), size)
-        tell(f"decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
 
 
-def measure_peer(
-    model: nn.Module,
-    config: ModelConfig,
-    options: argparse.Namespace,
-    tell: Callable[[str, float, str], None],
-) -> None:
+def measure_peer(model: nn.Module, config: ModelConfig, options: argparse.Namespace, tell: Tell) -> None:
     """The same through mlx-lm's model and padded batch cache."""
     ids = mx.random.randint(0, config.vocab_size, (1, 1024))
     seconds = timed(lambda: mx.eval(model(ids, cache=model.make_cache())[:, -1]), n_runs=1)
@@ -127,12 +155,15 @@ def measure_peer(
 
 
 def bare_read_seconds(model: nn.Module) -> float:
-    """One matrix-vector product with every plain matrix: what no step of one sequence can undercut."""
-    pairs = [
-        (w, mx.ones((w.shape[1], 1), w.dtype))
-        for _, w in tree_flatten(model.parameters())
-        if w.ndim == 2 and mx.issubdtype(w.dtype, mx.floating)
-    ]
+    """One matrix-vector product with every plain matrix that a token reads, of as many experts as it is
+    sent to: what no step of one sequence can undercut."""
+    arguments = model.language_model.args
+    pairs = []
+    for name, w in tree_flatten(model.parameters()):
+        is_read = w.ndim == 2 and ("embed_tokens" not in name or arguments.tie_word_embeddings)
+        if is_read or ".switch_mlp." in name:
+            experts = w[None] if w.ndim == 2 else w[: arguments.num_experts_per_tok]
+            pairs += [(expert, mx.ones((w.shape[-1], 1), w.dtype)) for expert in experts]
     return timed(lambda: mx.eval([w @ x for w, x in pairs]))
 
 
