@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 STEP = 256
 _GROWTH = 8  # a long buffer grows by an eighth, so that appending stays linear
 
 Buffers = tuple[mx.array, ...]
+Rows = NDArray[np.float32]
 
 
 def capacity_for(n_rows: int) -> int:
@@ -118,6 +121,20 @@ class KvRows:
         self.length = end
         return self.layout.decode(self._used(slice(None), 0, end))
 
+    def write(self, keys: Rows, values: Rows) -> tuple[Rows, Rows]:
+        """Add one row of each sequence, [B, H, D], in NumPy and at once; returns views [B, H, length, D] of
+        everything in use, for the moment. Float32, on a device whose memory is the host's."""
+        if self.layout.bits:
+            stored = self.append(mx.array(keys)[:, :, None], mx.array(values)[:, :, None])
+            return np.asarray(stored[0]), np.asarray(stored[1])
+        if self.length == self.capacity:
+            self._buffers = self._grown(self.length + 1)
+        views = [np.asarray(buffer) for buffer in self._buffers]
+        for view, rows in zip(views, (keys, values), strict=True):
+            view[:, :, self.length] = rows
+        self.length += 1
+        return views[0][:, :, : self.length], views[1][:, :, : self.length]
+
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from ``n_rows`` on; their memory stays reserved."""
         assert 0 <= n_rows <= self.length
@@ -158,6 +175,7 @@ def _padded(layout: KvLayout, sequences: Sequence[Buffers], length: int) -> KvRo
     for parts in zip(*sequences, strict=True):
         padded = [_with_room(part, length - part.shape[2], room) for part in parts]
         stacked.append(padded[0] if len(padded) == 1 else mx.concatenate(padded))
+    mx.eval(*stacked)  # before anybody writes to the rows it was copied from
     return KvRows(layout, tuple(stacked), length)
 
 

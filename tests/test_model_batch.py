@@ -20,9 +20,11 @@ from model.forward import Forward
 LENGTHS = (5, 40, 64, 3, 130)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Forward:
-    return load(tiny.write_text(tmp_path_factory.mktemp("dense")))
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Forward:
+    """On the CPU the first steps in NumPy, the second as array operations."""
+    shape = {"dense": tiny.DENSE, "experts": tiny.MOE}[request.param]
+    return load(tiny.write_text(tmp_path_factory.mktemp("model"), shape))
 
 
 @pytest.fixture(params=[1024, 8], autouse=True)

@@ -40,6 +40,29 @@ def test_what_is_appended_can_be_read_across_growth(layout: KvLayout) -> None:
     assert np.abs(np.array(values) + everything).max() <= tolerance(layout)
 
 
+def test_rows_written_at_once_stand_where_appended_ones_would(layout: KvLayout) -> None:
+    ours, theirs = KvRows.empty(layout), KvRows.empty(layout)
+    for rows in (ours, theirs):
+        rows.append(random_rows(255), random_rows(255, 1))
+    for seed in range(3):  # the second one makes the buffers grow
+        row = random_rows(1, seed)
+        found = ours.write(np.array(row)[:, :, 0], -np.array(row)[:, :, 0])
+        wanted = theirs.append(row, -row)
+        assert ours.length == theirs.length
+        assert np.array_equal(found[0], np.array(wanted[0]))
+        assert np.array_equal(found[1], np.array(wanted[1]))
+
+
+def test_a_copy_keeps_its_rows_when_others_are_written(layout: KvLayout) -> None:
+    rows = KvRows.empty(layout)
+    before = np.array(rows.append(random_rows(20), random_rows(20))[0])
+    copy = rows.copy(20)
+    rows.truncate(10)
+    rows.write(np.ones((1, 2, 32), np.float32), np.ones((1, 2, 32), np.float32))
+    kept, _ = copy.append(random_rows(1), random_rows(1))
+    assert np.array_equal(np.array(kept)[:, :, :20], before)
+
+
 def test_bytes_are_those_of_the_reserved_rows(layout: KvLayout) -> None:
     rows = KvRows.empty(layout)
     assert rows.n_bytes == 0

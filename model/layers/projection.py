@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -55,7 +55,9 @@ class Projection:
 
     def split(self, outputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """What :attr:`layers` gave of an input, [..., width] each, as one array for each name."""
-        return np.split(outputs[0], self._splits, axis=-1) if self._splits else outputs
+        if not self._splits:
+            return outputs
+        return [outputs[0][..., start:end] for start, end in pairwise([0, *self._splits, None])]
 
     def joined(self, x: mx.array) -> mx.array:
         """[..., H] to the arrays of all names side by side, [..., total width]."""

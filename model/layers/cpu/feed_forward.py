@@ -1,4 +1,4 @@
-"""The dense feed-forward half on the CPU: prompts in NumPy, rows shared out to all cores."""
+"""The dense feed-forward half on the CPU in NumPy: rows of a prompt shared out to all cores, and steps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,35 @@ import mlx.nn as nn
 import numpy as np
 
 from model.device import Device
-from model.layers.cpu.products import MANY_ROWS, can_multiply, matrix, one_plus_exp_minus, pieces
+from model.layers.cpu.products import (
+    MANY_ROWS,
+    Array,
+    can_multiply,
+    is_plain,
+    matrix,
+    one_plus_exp_minus,
+    pieces,
+    silu,
+    step_multiply,
+)
 from model.layers.feed_forward import FeedForward
 
 
 class CpuFeedForward(FeedForward):
-    """See :class:`FeedForward`, which takes single tokens and layers of other kinds (LoRA, experts)."""
+    """See :class:`FeedForward`, which takes short prompts and layers of other kinds (LoRA, experts).
+
+    Attributes:
+        steps_in_numpy: whether :meth:`step_rows` may be called.
+    """
 
     def __init__(self, block: nn.Module, device: Device) -> None:
         super().__init__(block, device)
         self._crew = device.crew
         self._can_multiply = self._is_dense and can_multiply(*self._inputs.layers, block.down_proj)
+        self.steps_in_numpy = self._is_dense and all(map(is_plain, (*self._inputs.layers, block.down_proj)))
+        if self.steps_in_numpy:
+            self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
+            self._step_output = matrix(block.down_proj)
 
     def __call__(self, x: mx.array) -> mx.array:
         n_seqs, n_tokens, _ = x.shape
@@ -36,3 +54,10 @@ class CpuFeedForward(FeedForward):
 
         self._crew.each(one, len(parts))
         return mx.array(out)[None]
+
+    def step_rows(self, x: Array) -> Array:
+        """One token of each of B sequences, [B, H] to [B, H]."""
+        gate, up = self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
+        mixed = silu(gate)
+        mixed *= up
+        return step_multiply(mixed, self._step_output, self._crew)

@@ -1,7 +1,7 @@
-"""What a GDN layer does between its projections, for many tokens on the CPU: NumPy, all cores.
+"""What a GDN layer does between its projections on the CPU, in NumPy: many tokens on all cores, or a step.
 
-A key head and the value heads that read it need nothing of the others from the convolution to the gated
-norm: the heads are shared out to the threads, which take blocks of tokens that fit a core's cache.
+Of many tokens, a key head and the value heads that read it need nothing of the others from the convolution to
+the gated norm: the heads are shared out to the threads, which take blocks of tokens that fit a core's cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from model.checkpoint.config import ModelConfig
 from model.layers.cpu.crew import Crew
 from model.layers.cpu.gdn import CHUNK, delta_rule
-from model.layers.cpu.products import Array, one_plus_exp_minus
+from model.layers.cpu.products import Array, one_plus_exp_minus, silu
 
 _PART = 512  # tokens at once, and
 _MOST_HEADS = 2  # key heads: what a thread has in hand then nearly fits a core's cache
@@ -83,6 +83,45 @@ def mix(
 
     crew.each(one, -(-n_heads // n_together))
     return out, last, captured
+
+
+def step(
+    rows: Rows, window: Array, state: Array, weights: MixWeights, config: ModelConfig
+) -> tuple[Array, Array, Array]:
+    """Feed one token to each of B sequences; the mathematics is that of ``model.layers.gdn.delta_rule_step``.
+
+    Args:
+        rows: of the B tokens.
+        window: the rows of qkv before, [B, K - 1, C].
+        state: [B, Hv, Dv, Dk].
+
+    Returns:
+        The gated and normalised outputs [B, Hv * Dv], and new windows and states.
+    """
+    n_seqs, n_heads, dv, dk = state.shape
+    n_keys = config.n_key_heads
+    seen = np.concatenate([window, rows.qkv[:, None]], axis=1)
+    mixed = silu(np.einsum("bkc,kc->bc", seen, weights.taps))
+    keys = mixed[:, : 2 * n_keys * dk].reshape(n_seqs, 2 * n_keys, dk)
+    _normalise(keys, 1.0)
+    # Each key head as often as value heads read it: [B, Hv, Dk].
+    q, k = (np.repeat(side, n_heads // n_keys, axis=1) for side in (keys[:, :n_keys], keys[:, n_keys:]))
+    q *= np.float32(dk**-0.5)
+    v = mixed[:, 2 * n_keys * dk :].reshape(n_seqs, n_heads, dv)
+
+    decay = np.exp(weights.rate * np.logaddexp(rows.a + weights.dt_bias, np.float32(0.0)))[..., None]
+    beta = (1.0 / one_plus_exp_minus(rows.b, np.empty_like(rows.b)))[..., None]
+    error = beta * (v - decay * (state @ k[..., None])[..., 0])
+    # (g S + error k^T) q = g (S q) + error (k . q)
+    out = decay * (state @ q[..., None])[..., 0] + error * np.vecdot(k, q)[..., None]
+    after = state * decay[..., None]
+    after += error[..., None] * k[:, :, None]
+
+    out /= np.sqrt(np.vecdot(out, out) / np.float32(dv) + np.float32(weights.eps))[..., None]
+    out *= weights.norm
+    gated = silu(rows.z)
+    gated *= out.reshape(gated.shape)
+    return gated, seen[:, 1:], after
 
 
 class _Heads:

@@ -1,4 +1,4 @@
-"""Causal attention of many queries in NumPy: blocks of queries shared out to the threads.
+"""Softmax attention in NumPy: causal of many queries, in blocks shared out to the threads, and of one.
 
 A block meets the keys block after block, with the running maximum and sum of Milakov and Gimelshein
 ("Online normalizer calculation for softmax", 2018), so that its scores stay in a core's cache however
@@ -8,6 +8,7 @@ long the history is.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.layers.cpu.crew import Crew
 from model.layers.cpu.products import Array
@@ -42,6 +43,28 @@ def attend(q: Array, k: Array, v: Array, scale: float, crew: Crew) -> Array:
 
     crew.each(one, len(starts) * n_kv_heads)
     return out.reshape(n_queries, n_heads * dim)
+
+
+def attend_one(q: Array, k: Array, v: Array, padding: NDArray[np.int32]) -> Array:
+    """Attention of one query of each of B sequences over all its columns.
+
+    Args:
+        q: [B, H, D], scaled.
+        k, v: [B, Hkv, S, D]; query head h reads head h // (H / Hkv).
+        padding: [B], columns on the left that are not looked at.
+
+    Returns:
+        [B, H, D].
+    """
+    n_seqs, n_kv_heads, _, dim = k.shape
+    scores = np.matvec(k[:, :, None], q.reshape(n_seqs, n_kv_heads, -1, dim))  # [B, Hkv, G, S]
+    for row, n in zip(scores, padding.tolist(), strict=True):
+        row[..., :n] = -np.inf
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    mixed: Array = np.vecmat(scores, v[:, :, None])
+    mixed /= scores.sum(axis=-1)[..., None]
+    return mixed.reshape(q.shape)
 
 
 def _block(q: Array, k: Array, v: Array, first: int) -> Array:
