@@ -132,4 +132,4 @@ def _to_mlx(held: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array
     inside = held[GUARD:-GUARD]
     if dtype == mx.bfloat16:
         return mx.array(inside.view(np.uint16).reshape(shape)).view(mx.bfloat16)
-    return mx.array(inside.view(np.float32).reshape(shape))
+    return mx.array(inside.view(np.uint32 if dtype == mx.uint32 else np.float32).reshape(shape))

@@ -7,20 +7,23 @@ from typing import Any
 
 import cuda_emulator
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
 from mlx.utils import tree_map
 from mlx_lm.models import qwen3_5
+from mlx_lm.models.switch_layers import SwitchGLU
 
 from model import batch as batch_module
 from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
-from model.layers.cuda import kernel, matvec, prompt_attention
+from model.layers.cuda import few_experts, kernel, matvec, prompt_attention
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, decode
 from model.layers.cuda.pointwise import add_norm, swiglu
+from model.layers.projection import Projection
 from model.state import State
 
 pytestmark = pytest.mark.skipif(
@@ -212,3 +215,55 @@ def test_one_query_over_many_columns_is_softmax_attention(head_dim: int, padded:
         gate = rows[:, : 2 * n_heads * head_dim].reshape(n_seqs, n_heads, 2, head_dim)[:, :, 1]
         wanted = (out[:, :, 0] * mx.sigmoid(gate)).reshape(n_seqs, -1)
     assert_near(found, wanted, 1e-5)
+
+
+def test_a_router_sends_tokens_where_the_softmax_is_largest() -> None:
+    logits = mx.random.normal((9, 41), key=mx.random.key(0)) * 2
+    odds = np.array(mx.softmax(logits[:, :40], axis=-1))
+    order = np.argsort(-odds, axis=-1, kind="stable")[:, :5]
+    largest = np.take_along_axis(odds, order, -1)
+    for is_normalised in (True, False):
+        routes = few_experts.route(logits, 5, is_normalised=is_normalised)
+        assert (np.array(routes.chosen) == order).all()
+        wanted = largest / largest.sum(-1, keepdims=True) if is_normalised else largest
+        assert np.allclose(np.array(routes.shares), wanted, atol=1e-6)
+    assert np.allclose(np.array(routes.gates), np.array(mx.sigmoid(logits[:, 40])), atol=1e-6)
+
+
+def test_a_router_names_experts_that_exist_whatever_the_logits_are() -> None:
+    logits = mx.concatenate([mx.zeros((1, 11)), mx.full((1, 11), mx.nan), mx.full((1, 11), -mx.inf)])
+    chosen = np.array(few_experts.route(logits, 3, is_normalised=True).chosen)
+    assert chosen[0].tolist() == [0, 1, 2]
+    assert (chosen < 10).all()
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(("width", "inside"), [(64, 32), (320, 288)])
+def test_tokens_go_through_their_experts(bits: int, dtype: mx.Dtype, width: int, inside: int) -> None:
+    switch = SwitchGLU(width, inside, 6)
+    switch.set_dtype(dtype)
+    if bits < 16:
+        nn.quantize(switch, 32, bits)
+    joined = Projection(switch, ["gate_proj", "up_proj"], lambda layer, x: layer(x)).layers[0]
+    inputs, output = few_experts.experts_of(joined), few_experts.experts_of(switch.down_proj)
+    assert inputs is not None
+    assert output is not None
+    x = mx.random.normal((3, width), key=mx.random.key(1)).astype(dtype)
+    shared = mx.random.normal((3, width), key=mx.random.key(2)).astype(dtype)
+    logits = mx.random.normal((3, 7), key=mx.random.key(3)).astype(dtype)
+    routes = few_experts.route(logits, 2, is_normalised=True)
+    found = few_experts.narrow(few_experts.widen(x, routes.chosen, inputs), routes, shared, output)
+
+    def matrix(layer: nn.Module, expert: int) -> np.ndarray:
+        weight = layer.weight[expert]
+        if bits < 16:
+            weight = mx.dequantize(weight, layer.scales[expert], layer.biases[expert], 32, bits)
+        return np.array(weight.astype(mx.float32))
+
+    wanted = np.array(routes.gates)[:, None] * np.array(shared.astype(mx.float32))
+    for token in range(3):
+        for expert, share in zip(np.array(routes.chosen)[token], np.array(routes.shares)[token], strict=True):
+            gate, up = np.split(matrix(joined, expert) @ np.array(x.astype(mx.float32))[token], 2)
+            wanted[token] += share * (matrix(switch.down_proj, expert) @ (gate / (1 + np.exp(-gate)) * up))
+    assert_near(found, mx.array(wanted), TOLERANCE if dtype == mx.float32 else 1e-2)

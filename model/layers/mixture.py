@@ -9,6 +9,8 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from model.device import Device
+from model.layers.cuda import few_experts
+from model.layers.cuda.few_experts import Experts
 from model.layers.projection import Projection
 
 # Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
@@ -32,9 +34,16 @@ class Mixture:
         self._shared = shared
         self._n_chosen: int = block.top_k
         self._is_normalised: bool = block.norm_topk_prob
+        experts = [few_experts.experts_of(layer) for layer in (*self._inputs.layers, self._output)]
+        self._kernels: tuple[Experts, Experts] | None = None
+        if device.kind == "cuda" and few_experts.can_route(self._n_chosen) and len(experts) == 2:
+            inputs, output = experts
+            self._kernels = None if inputs is None or output is None else (inputs, output)
 
     def __call__(self, x: mx.array) -> mx.array:
         """[B, T, H] to [B, T, H]."""
+        if self._kernels is not None and x.size // x.shape[-1] * self._n_chosen <= _FEW_PAIRS:
+            return self._in_kernels(x, *self._kernels)
         logits, shared_gate = self._router(x)
         odds = mx.softmax(logits, axis=-1, precise=True)
         chosen = mx.argpartition(odds, kth=-self._n_chosen, axis=-1)[..., -self._n_chosen :]
@@ -44,6 +53,14 @@ class Mixture:
         outputs = self._one_by_one(x, chosen) if chosen.size <= _FEW_PAIRS else self._sorted(x, chosen)
         routed = (outputs * shares[..., None]).sum(axis=-2)
         return routed + mx.sigmoid(shared_gate) * self._shared(x)
+
+    def _in_kernels(self, x: mx.array, inputs: Experts, output: Experts) -> mx.array:
+        rows = x.reshape(-1, x.shape[-1])
+        logits = self._router.joined(rows)
+        routes = few_experts.route(logits, self._n_chosen, is_normalised=self._is_normalised)
+        wide = few_experts.widen(rows, routes.chosen, inputs)
+        shared = self._shared(x).reshape(rows.shape)
+        return few_experts.narrow(wide, routes, shared, output).reshape(x.shape)
 
     def _one_by_one(self, x: mx.array, chosen: mx.array) -> mx.array:
         """[B, T, H] and the experts [B, T, K] of each token to the outputs [B, T, K, H]."""
