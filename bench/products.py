@@ -102,7 +102,7 @@ def ways_through_experts(raw: dict[str, Any], bits: int, dtype: mx.Dtype) -> dic
 
         return way
 
-    return {"mlx-lm": block, "one by one": forced(1 << 30), "sorted": forced(0), "ours": ours}
+    return {"mlx-lm": block, "as few": forced(1 << 30), "sorted": forced(0), "ours": ours}
 
 
 def table(

@@ -55,6 +55,7 @@ def load(
         kv_bits=_checked_bits(kv_bits, config),
     )
     forward = Forward(model.language_model, config, fingerprint, backend.kind)
+    mx.clear_cache()  # MLX keeps the parts of what was joined: of 70 GB of experts 40
     if backend.kind == "cpu":
         use_one_thread(for_mlx=forward.n_weight_bytes < _SMALL_BYTES)
     return forward
