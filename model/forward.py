@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -22,6 +22,7 @@ from model.layers.block import Block
 from model.layers.cpu.feed_forward import CpuFeedForward
 from model.layers.cpu.full_attention import CpuAttention
 from model.layers.cpu.linear_attention import CpuLinearAttention
+from model.layers.cpu.step import CpuStep
 from model.layers.cuda.compiled_step import CompiledStep
 from model.layers.cuda.full_attention import CudaAttention
 from model.layers.cuda.linear_attention import CudaLinearAttention
@@ -72,14 +73,17 @@ class Forward:
             )
             for layer, type_, norm_after in zip(layers, config.layer_types, norms, strict=True)
         ]
-        self._head = _head(model, config, device)
+        self._head = _head(model, config)
+        self._apply = device.apply
         self._model = model
         # Fused where MLX can: an eighth of a step on the CPU. Metal would fuse as well, but was not measured.
         linear = [block.step_linear for block in self._blocks if isinstance(block.mixer, LinearAttention)]
         self._linear_steps = [mx.compile(step) for step in linear] if device.kind == "cpu" else linear
-        self._compiled_step: CompiledStep | None = None
+        self._whole_step: CompiledStep | CpuStep | None = None
         if device.kind == "cuda" and CompiledStep.takes(self._blocks):
-            self._compiled_step = CompiledStep(self._embed, self._blocks, self._logits)
+            self._whole_step = CompiledStep(model.model, self._blocks, self._head, device)
+        if device.kind == "cpu" and CpuStep.takes(model.model, self._blocks, self._head):
+            self._whole_step = CpuStep(model.model, self._blocks, self._head, device.crew)
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self.kv_layout = KvLayout(
             config.n_kv_heads, config.head_dim, getattr(mx, fingerprint.dtype), fingerprint.kv_bits
@@ -158,8 +162,8 @@ class Forward:
 
     def _step(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """One token to each of B sequences, lazily: ids [B] to logits [B, V]; the states advance."""
-        if self._compiled_step is not None:
-            return self._compiled_step(ids, groups, recurrent)
+        if self._whole_step is not None:
+            return self._whole_step(ids, groups, recurrent)
         n_full = n_linear = 0
         x, h = self._embed(ids[:, None])
         for block in self._blocks:
@@ -180,7 +184,7 @@ class Forward:
 
     def _logits(self, hidden: mx.array) -> mx.array:
         """[B, T, H] after the last norm to [B, T, V] in float32."""
-        return self._head(hidden).astype(mx.float32)
+        return self._apply(self._head, hidden).astype(mx.float32)
 
 
 def _mixer(
@@ -198,13 +202,32 @@ def _mixer(
     return (CudaAttention if fused else Attention)(layer.self_attn, config, device)
 
 
-def _head(model: nn.Module, config: ModelConfig, device: Device) -> Callable[[mx.array], mx.array]:
-    """Hidden rows [..., H] to logits [..., V]."""
+def _head(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """The layer from hidden rows [..., H] to logits [..., V]."""
     if not config.tie_word_embeddings:
-        return lambda x: device.apply(model.lm_head, x)
+        head: nn.Module = model.lm_head
+        return head
     embedding = model.model.embed_tokens
-    if type(embedding) is not nn.Embedding:
-        return lambda x: embedding.as_linear(x)
-    linear = nn.Linear(1, 1, bias=False)
-    linear.weight = embedding.weight
-    return lambda x: device.apply(linear, x)
+    if type(embedding) is nn.Embedding:
+        tied = nn.Linear(1, 1, bias=False)
+    elif type(embedding) is nn.QuantizedEmbedding:
+        form = {"group_size": embedding.group_size, "bits": embedding.bits, "mode": embedding.mode}
+        tied = nn.QuantizedLinear(embedding.group_size, 1, bias=False, **form)
+    else:
+        return _Tied(embedding)
+    for name in ("weight", "scales", "biases"):
+        if embedding.get(name) is not None:
+            tied[name] = embedding[name]
+    return tied
+
+
+class _Tied(nn.Module):  # type: ignore[misc]  # mlx has no types
+    """The head over an embedding that is neither plain nor quantised (LoRA)."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self._embedding = embedding
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits: mx.array = self._embedding.as_linear(x)
+        return logits

@@ -32,6 +32,7 @@ def cuda_kernel(
     input_names: Sequence[str],
     output_names: Sequence[str],
     source: str,
+    header: str = "",  # noqa: ARG001 - instructions of a GPU; cuda_on_cpu.h has functions of the same names
     ensure_row_contiguous: bool = True,  # noqa: ARG001 - views always come contiguous, with strides to match
 ) -> Any:
     """See ``mx.fast.cuda_kernel``."""

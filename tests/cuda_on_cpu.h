@@ -39,7 +39,23 @@ struct Dim {
   unsigned x, y, z;
 };
 
+struct Fragments {
+  unsigned a[4], b[2];
+};
+
 static Dim threadIdx, blockIdx, blockDim, gridDim;
+inline float __uint_as_float(unsigned word) {
+  float x;
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+template <int N>
+inline void load(unsigned (&to)[N], const void* from) {
+  std::memcpy(to, from, sizeof(to));
+}
+inline unsigned packed(float first, float second) {
+  return __nv_bfloat16(first).bits | unsigned(__nv_bfloat16(second).bits) << 16;
+}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 namespace machine {
@@ -50,6 +66,7 @@ struct Fiber {
   jmp_buf place;
   Wait wait;
   float shuffled;
+  Fragments fragments;
 };
 static std::vector<Fiber> fibers;
 static jmp_buf scheduler;
@@ -138,8 +155,32 @@ static float exchange(float x, unsigned from) {
   pause(Wait::warp);
   return found;
 }
+// The number at an even or odd place of a pair of bfloat16.
+static float half_of(unsigned pair, unsigned place) {
+  return __uint_as_float(place % 2 ? pair & 0xffff0000u : pair << 16);
+}
 }  // namespace machine
 
+// mma.m16n8k16 over a warp: in lane 4 g + t, register r of a holds row g + 8 (r % 2), columns 2 t + 8 (r / 2) and the
+// next; register r of b holds column g, rows 2 t + 8 r and the next.
+inline void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  using namespace machine;
+  Fragments& mine = fibers[current].fragments;
+  std::memcpy(mine.a, a, sizeof(a));
+  std::memcpy(mine.b, b, sizeof(b));
+  pause(Wait::warp);
+  const unsigned warp = current / 32 * 32, g = current % 32 / 4, t = current % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned column = 2 * t + i % 2, below = i / 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned other = k % 8 / 2, upper = k / 8;
+      const float left = half_of(fibers[warp + 4 * g + other].fragments.a[below + 2 * upper], k);
+      const float right = half_of(fibers[warp + 4 * column + other].fragments.b[upper], k);
+      c[i] += left * right;
+    }
+  }
+  pause(Wait::warp);
+}
 inline void __syncthreads() { machine::pause(machine::Wait::block); }
 inline void __syncwarp() { machine::pause(machine::Wait::warp); }
 inline float __shfl_sync(unsigned, float x, unsigned lane) { return machine::exchange(x, lane); }

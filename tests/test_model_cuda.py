@@ -20,8 +20,9 @@ from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
-from model.layers.cuda import few_experts, kernel, matvec, prompt_attention
+from model.layers.cuda import few_experts, kernel, prompt_attention
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, decode
+from model.layers.cuda.few_rows import Norm, matrix_of, multiply
 from model.layers.cuda.pointwise import add_norm, swiglu
 from model.layers.projection import Projection
 from model.state import State
@@ -70,8 +71,10 @@ SHAPES = {
 }
 
 
-def both(raw: dict[str, Any], dtype: mx.Dtype = mx.float32) -> tuple[Forward, Forward, ModelConfig]:
-    """The passes as array operations on the CPU and as kernels, over equal random weights."""
+def both(
+    raw: dict[str, Any], dtype: mx.Dtype = mx.float32, bits: int = 16
+) -> tuple[Forward, Forward, ModelConfig]:
+    """The passes as array operations in float32 on the CPU and as kernels, over equal random weights."""
     mx.random.seed(0)
     arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw))
     models = [qwen3_5.Model(arguments) for _ in range(2)]
@@ -83,12 +86,16 @@ def both(raw: dict[str, Any], dtype: mx.Dtype = mx.float32) -> tuple[Forward, Fo
             for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
                 norm.weight = 1.0 + 0.1 * mx.random.normal(norm.weight.shape)
     models[0].set_dtype(dtype)
+    if bits < 16:
+        nn.quantize(models[0], 32, bits)
+        nn.quantize(models[1], 32, bits)
     models[1].update(tree_map(lambda x: x + 0, models[0].parameters()))
+    models[0].set_dtype(mx.float32)
     mx.eval(models[0].parameters(), models[1].parameters())
     config = config_from(raw)
     name = "float32" if dtype == mx.float32 else "bfloat16"
     with mx.stream(mx.cpu):
-        plain = Forward(models[0].language_model, config, ModelFingerprint(0, 0, name), "cpu")
+        plain = Forward(models[0].language_model, config, ModelFingerprint(0, 0, "float32"), "cpu")
     return plain, Forward(models[1].language_model, config, ModelFingerprint(0, 0, name), "cuda"), config
 
 
@@ -162,24 +169,95 @@ def test_sequences_of_unlike_lengths_decode_as_they_do_with_array_operations(
 
 def test_kernels_in_bfloat16_stay_near_float32() -> None:
     raw = SHAPES["like the demo model"]
-    plain, _, _ = both(raw)
-    _, fused, _ = both(raw, mx.bfloat16)
+    plain, fused, _ = both(raw, mx.bfloat16)
     found = fused.prefill(fused.new_state(), ids(100)).logits
     with mx.stream(mx.cpu):
         wanted = plain.prefill(plain.new_state(), ids(100)).logits
     assert_near(found, wanted, 0.05)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(  # the last two: a warp has two rows and four, not all of them there
-    ("n_out", "n_in", "n_rows"), [(33, 64, 1), (70, 520, 3), (5, 256, 4), (4097, 64, 2), (16385, 64, 1)]
+def linear(n_out: int, n_in: int, bits: int) -> tuple[nn.Module, mx.array]:
+    """A layer, and its matrix [out, in] in float32."""
+    weight = mx.random.normal((n_out, n_in)).astype(mx.bfloat16)
+    if bits == 16:
+        layer: nn.Module = nn.Linear(1, 1, bias=False)
+        layer.weight = weight
+        return layer, weight.astype(mx.float32)
+    layer = nn.QuantizedLinear(64, 1, bias=False, bits=bits)
+    layer.weight, layer.scales, layer.biases = mx.quantize(weight, 64, bits)
+    scales, biases = layer.scales.astype(mx.float32), layer.biases.astype(mx.float32)
+    return layer, mx.dequantize(layer.weight, scales, biases, 64, bits)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(
+    ("n_rows", "n_out", "n_in", "around"),
+    [  # one tile of 16 rows and two, not all full; columns that do not fill a warp, and more than a block's
+        (1, 33, 64, ""),
+        (3, 40, 320, "norm"),
+        (9, 70, 1088, "norm, gated"),
+        (17, 33, 64, "residual"),
+        (32, 12, 4224, "norm, gated, residual"),
+    ],
 )
-def test_a_matrix_is_multiplied_by_a_few_rows(n_out: int, n_in: int, n_rows: int, dtype: mx.Dtype) -> None:
-    weight = mx.random.normal((n_out, n_in)).astype(dtype)
-    x = mx.random.normal((n_rows, 1, n_in)).astype(dtype)
-    assert matvec.can_multiply(x, weight)
-    wanted = np.array(x.astype(mx.float32)) @ np.array(weight.astype(mx.float32)).T
-    assert_near(matvec.matvec(x, weight), mx.array(wanted), 1e-6 if dtype == mx.float32 else 5e-3)
+def test_few_rows_are_multiplied_with_what_stands_around_the_product(
+    n_rows: int, n_out: int, n_in: int, around: str, bits: int
+) -> None:
+    is_gated = "gated" in around
+    layer, weight = linear(n_out * (2 if is_gated else 1), n_in, bits)
+    x = mx.random.normal((n_rows, n_in)).astype(mx.bfloat16)
+    norm = Norm((1 + 0.1 * mx.random.normal((n_in,))).astype(mx.bfloat16), mx.array([1e-6]))
+    residual = mx.random.normal((n_rows, n_out)).astype(mx.bfloat16)
+    matrix = matrix_of(layer)
+    assert matrix is not None
+    found = multiply(
+        x,
+        matrix,
+        norm=norm if "norm" in around else None,
+        gated=is_gated,
+        residual=residual if "residual" in around else None,
+        dtype=mx.float32,
+    )
+    wanted = x.astype(mx.float32)
+    if "norm" in around:
+        wanted = mx.fast.rms_norm(wanted, norm.weight.astype(mx.float32), 1e-6)
+    wanted = mx.array(np.array(wanted) @ np.array(weight).T)
+    if is_gated:
+        gate, up = mx.split(wanted, 2, axis=-1)
+        wanted = gate * mx.sigmoid(gate) * up
+    if "residual" in around:
+        wanted = wanted + residual
+    # Exact where nothing is rounded to bfloat16 on the way, as the normed row and the unpacked weight are.
+    assert_near(found, wanted, 1e-6 if bits == 16 and "norm" not in around else 5e-3)
+
+
+def test_a_row_of_few_comes_out_the_same_whoever_is_beside_it() -> None:
+    layer, _ = linear(40, 320, 16)
+    matrix = matrix_of(layer)
+    assert matrix is not None
+    x = mx.random.normal((32, 320)).astype(mx.bfloat16)
+    together = multiply(x, matrix)
+    for n in (1, 8, 9, 17):
+        assert mx.array_equal(multiply(x[:n], matrix), together[:n])
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_decode_step_in_bfloat16_stays_near_array_operations_in_float32(bits: int) -> None:
+    raw = SHAPES["like the demo model"]
+    plain, fused, _ = both(raw, mx.bfloat16, bits)
+    found: list[mx.array] = []
+    wanted: list[mx.array] = []
+    for forward, logits in ((fused, found), (plain, wanted)):
+        with mx.stream(mx.gpu if forward is fused and detect().kind == "cuda" else mx.cpu):
+            batch = forward.new_batch()
+            for key, n in enumerate((70, 3)):
+                state = forward.new_state()
+                forward.prefill(state, ids(n, seed=key))
+                batch.join(key, state)
+            logits += [batch.step(mx.array([5, 6], mx.uint32)) for _ in range(2)]
+            mx.eval(logits)
+    for a, b in zip(found, wanted, strict=True):
+        assert_near(a, b, 0.05)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])

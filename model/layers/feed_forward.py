@@ -27,6 +27,11 @@ class FeedForward:
             if device.kind == "cuda":
                 self._mixture = Mixture(block, FeedForward(block.shared_expert, device), device)
 
+    @property
+    def dense(self) -> tuple[Projection, nn.Module] | None:
+        """The gate and up projections and the one down; None for experts."""
+        return (self._inputs, self._block.down_proj) if self._is_dense else None
+
     def __call__(self, x: mx.array) -> mx.array:
         """[B, T, H] to [B, T, H]."""
         if not self._is_dense:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.backend import BackendKind
-from model.layers.cuda.matvec import can_multiply, matvec
+from model.layers.cuda.few_rows import can_multiply, matrix_of, multiply
 
 # A layer and its input [..., in] to its output [..., out].
 Apply = Callable[[nn.Module, mx.array], mx.array]
@@ -39,8 +39,8 @@ def _apply_unpacked(layer: nn.Module, x: mx.array) -> mx.array:
 
 
 def _apply_on_cuda(layer: nn.Module, x: mx.array) -> mx.array:
-    if type(layer) is nn.Linear and "bias" not in layer and can_multiply(x, layer.weight):
-        return matvec(x, layer.weight)
+    if can_multiply(x) and (matrix := matrix_of(layer)) is not None:
+        return multiply(x.reshape(-1, x.shape[-1]), matrix).reshape(*x.shape[:-1], -1)
     return _apply_unpacked(layer, x)
 
 

@@ -163,8 +163,10 @@ const int d = threadIdx.x, head = blockIdx.x, sequence = blockIdx.y;
 const int n_parts = tops_shape[2];
 const long long first = ((long long)sequence * HQ + head) * n_parts;
 float highest = tops[first];
+#pragma unroll 8
 for (int i = 1; i < n_parts; ++i) highest = fmaxf(highest, tops[first + i]);
 float total = 0.0f, share = 0.0f;
+#pragma unroll 8
 for (int i = 0; i < n_parts; ++i) {
   const float kept = expf(tops[first + i] - highest);
   total += kept * parts[(first + i) * D + d];

@@ -1,7 +1,7 @@
 """A decode step as a few compiled functions: one from each place where rows are appended to the next.
 
-A step launches some two hundred kernels. Building that graph anew in Python takes as long as the GPU does; a
-compiled function keeps it. The rows themselves grow at every step, so they stay outside.
+A step launches some hundred and fifty kernels. Building that graph anew in Python takes as long as the GPU
+does; a compiled function keeps it. The rows themselves grow at every step, so they stay outside.
 """
 
 from __future__ import annotations
@@ -11,15 +11,42 @@ from dataclasses import dataclass
 from itertools import count
 
 import mlx.core as mx
+import mlx.nn as nn
 
+from model.device import Device
 from model.layers.attention import StepGroup
 from model.layers.block import Block
 from model.layers.cuda.full_attention import CudaAttention, Heads, positions_of
-from model.layers.linear_attention import LinearAttention
+from model.layers.cuda.linear_attention import CudaLinearAttention
+from model.layers.cuda.product import Product
 from model.state import Recurrent
 
-Embed = Callable[[mx.array], tuple[mx.array, mx.array]]
 Arrays = list[mx.array]
+
+
+class _Layer:
+    """A layer over rows [B, H] before its first norm: products, each with the norm or the sum at its side."""
+
+    def __init__(self, block: Block, norm: nn.Module, norm_inside: nn.Module, device: Device) -> None:
+        assert isinstance(block.mixer, CudaLinearAttention | CudaAttention)
+        self.mixer = block.mixer
+        self.enter = Product(block.mixer.inputs.layers, device.apply, norm=norm)
+        self.leave = Product([block.mixer.output], device.apply)
+        self._norm_inside = norm_inside
+        self._feed_forward = block.feed_forward
+        self._dense: tuple[Product, Product] | None = None
+        if block.feed_forward.dense is not None:
+            inputs, output = block.feed_forward.dense
+            widen = Product(inputs.layers, device.apply, norm=norm_inside, is_gated=True)
+            self._dense = widen, Product([output], device.apply)
+
+    def end(self, x: mx.array, mixed: mx.array) -> mx.array:
+        """The layer's input and what its mixer's output projection is applied to, to the layer's output."""
+        x = self.leave(mixed, x)
+        if self._dense is None:
+            return x + self._feed_forward(self._norm_inside(x)[:, None])[:, 0]
+        widen, narrow = self._dense
+        return narrow(widen(x), x)
 
 
 @dataclass(frozen=True)
@@ -41,29 +68,31 @@ class CompiledStep:
     """One token to each of B sequences; see ``Forward._step``.
 
     Args:
-        embed: ids [B, 1] to rows [B, 1, H] and the normed rows.
+        model: mlx-lm's, for the embeddings and the norms.
         blocks: the layers.
-        logits: [B, 1, H] after the last norm to [B, 1, V].
+        head: [..., H] to [..., V].
+        device: what the products that no kernel takes are computed with.
     """
 
-    def __init__(self, embed: Embed, blocks: Sequence[Block], logits: Callable[[mx.array], mx.array]) -> None:
-        self._embed = embed
-        self._logits = logits
+    def __init__(self, model: nn.Module, blocks: Sequence[Block], head: nn.Module, device: Device) -> None:
+        self._embed = model.embed_tokens
+        self._head = Product([head], device.apply, norm=model.norm, dtype=mx.float32)
         self._segments: list[_Segment] = []
-        before: Block | None = None
-        inside: list[Block] = []
-        for block in blocks:
-            if isinstance(block.mixer, CudaAttention):
-                self._segments.append(self._segment(before, inside, block))
-                before, inside = block, []
+        before: _Layer | None = None
+        inside: list[_Layer] = []
+        for block, module in zip(blocks, model.layers, strict=True):
+            layer = _Layer(block, module.input_layernorm, module.post_attention_layernorm, device)
+            if isinstance(layer.mixer, CudaAttention):
+                self._segments.append(self._segment(before, inside, layer))
+                before, inside = layer, []
             else:
-                inside.append(block)
+                inside.append(layer)
         self._segments.append(self._segment(before, inside, None))
 
     @staticmethod
     def takes(blocks: Sequence[Block]) -> bool:
         """Whether every layer is one that can be cut where it appends rows."""
-        return all(isinstance(block.mixer, LinearAttention | CudaAttention) for block in blocks)
+        return all(isinstance(block.mixer, CudaLinearAttention | CudaAttention) for block in blocks)
 
     def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """ids [B] to logits [B, V], lazily; the states advance."""
@@ -84,25 +113,28 @@ class CompiledStep:
             carried = [x, segment.attention.mix_step(Heads(*heads), groups, next(layers))]
         return outs[0]
 
-    def _segment(self, before: Block | None, inside: Sequence[Block], last: Block | None) -> _Segment:
+    def _segment(self, before: _Layer | None, inside: Sequence[_Layer], last: _Layer | None) -> _Segment:
         """From the rows in ``before`` (None: from the ids) to those in ``last`` (None: to the logits)."""
-        attention = None if last is None else last.mixer
-        assert attention is None or isinstance(attention, CudaAttention)
 
         def run(arrays: Arrays) -> Arrays:
             positions, first, *rest = arrays
             if before is None:
-                x, h = self._embed(first[:, None])
+                x = self._embed(first)
             else:
-                assert isinstance(before.mixer, CudaAttention)
                 mixed, *rest = rest
-                x, h = before.feed(first, before.mixer.end_step(mixed))
+                x = before.end(first, mixed)
             after: Arrays = []
-            for i, block in enumerate(inside):
-                x, h, *state = block.step_linear(x, h, *rest[2 * i : 2 * i + 2])
-                after += state
-            if attention is None:
-                return [self._logits(h)[:, 0], *after]
-            return [x, *attention.begin_step(h, positions), *after]
+            for i, layer in enumerate(inside):
+                assert isinstance(layer.mixer, CudaLinearAttention)
+                past = Recurrent(*rest[2 * i : 2 * i + 2])
+                mixed, state = layer.mixer.mix_step(layer.enter(x), past)
+                x = layer.end(x, mixed)
+                after += [state.window, state.matrix]
+            if last is None:
+                return [self._head(x), *after]
+            assert isinstance(last.mixer, CudaAttention)
+            return [x, *last.mixer.begin_step(last.enter(x), positions), *after]
 
+        attention = None if last is None else last.mixer
+        assert attention is None or isinstance(attention, CudaAttention)
         return _Segment(mx.compile(run), len(inside), attention)

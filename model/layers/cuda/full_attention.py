@@ -31,10 +31,15 @@ class Heads(NamedTuple):
 
 
 class CudaAttention(Attention):
-    """See :class:`Attention`."""
+    """See :class:`Attention`.
+
+    Attributes:
+        inputs, output: the projections around the kernels.
+    """
 
     def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
         super().__init__(block, config, device)
+        self.inputs, self.output = self._inputs, block.o_proj
         self._shape = _shape_of(block, config)
         half = self._shape.n_rotated // 2
         frequencies = block.rope.base ** (-mx.arange(half, dtype=mx.float32) / half)
@@ -45,6 +50,7 @@ class CudaAttention(Attention):
             scale=mx.array([self._scale], mx.float32),
             frequencies=frequencies * block.rope.scale,
         )
+        mx.eval(*self._weights)  # or a compiled step would compute them anew each time
 
     @staticmethod
     def takes(block: nn.Module, config: ModelConfig) -> bool:
@@ -54,7 +60,7 @@ class CudaAttention(Attention):
         return is_plain and can_attend(_shape_of(block, config), block.q_norm.weight.dtype)
 
     def prefill(self, x: mx.array, rows: KvRows) -> mx.array:
-        joined = self._inputs.joined(x)
+        joined = self.inputs.joined(x)
         start = mx.array([rows.length], mx.int32)
         q, k, v = prepare(joined.squeeze(0), start, self._shape, self._weights, is_step=False)
         keys, values = rows.append(k, v)
@@ -67,11 +73,12 @@ class CudaAttention(Attention):
         return self._mix(out.transpose(0, 2, 1, 3), gate)
 
     def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
-        return self.end_step(self.mix_step(self.begin_step(x, positions_of(groups)), groups, layer))
+        heads = self.begin_step(self.inputs.joined(x)[:, 0], positions_of(groups))
+        return self._device.apply(self.output, self.mix_step(heads, groups, layer)[:, None])
 
-    def begin_step(self, x: mx.array, positions: mx.array) -> Heads:
-        """One token of each of B sequences, x [B, 1, H], before it meets the rows; positions [B]."""
-        joined = self._inputs.joined(x)[:, 0]
+    def begin_step(self, joined: mx.array, positions: mx.array) -> Heads:
+        """One token of each of B sequences, [B, width] of the projections, before it meets the rows;
+        positions [B]."""
         return Heads(joined, *prepare(joined, positions, self._shape, self._weights, is_step=True))
 
     def mix_step(self, heads: Heads, groups: Sequence[StepGroup], layer: int) -> mx.array:
@@ -82,10 +89,6 @@ class CudaAttention(Attention):
             self._over_rows(Heads(*(side[group.members] for side in heads)), group, layer) for group in groups
         ]
         return mx.concatenate(outs)[batch_order(groups)]
-
-    def end_step(self, mixed: mx.array) -> mx.array:
-        """[B, Hq * D] to the layer's outputs [B, 1, H]."""
-        return self._device.apply(self._block.o_proj, mixed[:, None])
 
     def _over_rows(self, heads: Heads, group: StepGroup, layer: int) -> mx.array:
         keys, values = group.kv[layer].append(heads.k, heads.v)

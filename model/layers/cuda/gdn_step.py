@@ -7,11 +7,13 @@ import mlx.core as mx
 from model.layers.cuda.gdn_prefill import GdnShape, GdnWeights
 from model.layers.cuda.kernel import Kernel
 
-_THREADS = 256
+_THREADS = 512
 
-# One block does one head of one sequence: convolution, silu, norms, gates, recurrence, gated norm.
+# One block does one head of one sequence: convolution, silu, norms, gates, recurrence, gated norm. A warp
+# asks for its rows of the state first and works on the rest while they come.
 _STEP = """
 constexpr int WARPS = THREADS / 32;
+constexpr int ROWS = (DV + WARPS - 1) / WARPS;
 __shared__ float q[DK];
 __shared__ float k[DK];
 __shared__ float v[DV];
@@ -22,6 +24,14 @@ const int head = blockIdx.x, seq = blockIdx.y;
 const int key_head = head / (HV / HK);
 const bool owns_key = head % (HV / HK) == 0;
 const long long row = (long long)seq * WIDTH;
+const long long first = ((long long)seq * HV + head) * DV * DK;
+float s[ROWS][DK / 32];
+#pragma unroll
+for (int r = 0; r < ROWS; ++r)
+  for (int j = 0; j < DK / 32; ++j) {
+    const int d = r * WARPS + warp;
+    s[r][j] = state[first + (d < DV ? d : 0) * DK + j * 32 + lane];
+  }
 for (int i = t; i < 2 * DK + DV; i += THREADS) {
   int channel = i < DK ? key_head * DK + i
               : i < 2 * DK ? (HK + key_head) * DK + i - DK
@@ -58,23 +68,29 @@ const float a = static_cast<float>(rows[row + CH + HV * DV + HV + head]) + dt_bi
 const float softplus = a > 20.0f ? a : log1pf(expf(a));
 const float kept = expf(decay_rate[head] * softplus);
 const float strength = 1.0f / (1.0f + expf(-b));
-for (int d = warp; d < DV; d += WARPS) {
-  const long long at = (((long long)seq * HV + head) * DV + d) * DK;
-  float with_k = 0.0f, with_q = 0.0f;
-  float s[DK / 32];
+float with_k[ROWS], with_q[ROWS];
+#pragma unroll
+for (int r = 0; r < ROWS; ++r) {
+  with_k[r] = with_q[r] = 0.0f;
   for (int j = 0; j < DK / 32; ++j) {
-    s[j] = state[at + j * 32 + lane];
-    with_k += s[j] * k[j * 32 + lane];
-    with_q += s[j] * q[j * 32 + lane];
+    with_k[r] += s[r][j] * k[j * 32 + lane];
+    with_q[r] += s[r][j] * q[j * 32 + lane];
   }
-  for (int step = 16; step > 0; step /= 2) {
-    with_k += __shfl_xor_sync(0xffffffff, with_k, step);
-    with_q += __shfl_xor_sync(0xffffffff, with_q, step);
+}
+#pragma unroll
+for (int step = 16; step > 0; step /= 2)
+  for (int r = 0; r < ROWS; ++r) {
+    with_k[r] += __shfl_xor_sync(0xffffffff, with_k[r], step);
+    with_q[r] += __shfl_xor_sync(0xffffffff, with_q[r], step);
   }
-  const float error = strength * (v[d] - kept * with_k * k_scale);
+#pragma unroll
+for (int r = 0; r < ROWS; ++r) {
+  const int d = r * WARPS + warp;
+  if (d >= DV) continue;
+  const float error = strength * (v[d] - kept * with_k[r] * k_scale);
   for (int j = 0; j < DK / 32; ++j)
-    new_state[at + j * 32 + lane] = kept * s[j] + error * k[j * 32 + lane] * k_scale;
-  if (lane == 0) out[d] = kept * with_q * q_scale + error * qk;
+    new_state[first + d * DK + j * 32 + lane] = kept * s[r][j] + error * k[j * 32 + lane] * k_scale;
+  if (lane == 0) out[d] = kept * with_q[r] * q_scale + error * qk;
 }
 __syncthreads();
 float square = 0.0f;

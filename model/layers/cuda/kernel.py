@@ -21,6 +21,7 @@ class Kernel:
         inputs, outputs: names of the arrays in ``source``, in order. MLX adds ``NAME_shape`` and
             ``NAME_strides`` where the source mentions them.
         source: the body.
+        header: device functions in front of it.
         takes_views: inputs need not be contiguous; the source minds their strides.
     """
 
@@ -31,11 +32,13 @@ class Kernel:
         outputs: Sequence[str],
         source: str,
         *,
+        header: str = "",
         takes_views: bool = False,
     ) -> None:
         # MLX keeps built kernels on disk under their name and template alone.
-        version = hashlib.sha256(source.encode()).hexdigest()[:8]
-        self._definition = (f"{name}_{version}", tuple(inputs), tuple(outputs), source, not takes_views)
+        version = hashlib.sha256((header + source).encode()).hexdigest()[:8]
+        code = source, header
+        self._definition = (f"{name}_{version}", tuple(inputs), tuple(outputs), code, not takes_views)
 
     def __call__(
         self,
@@ -68,12 +71,13 @@ class Kernel:
 
 @cache
 def _built(
-    name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str, contiguous: bool
+    name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], code: tuple[str, str], contiguous: bool
 ) -> Any:
     return mx.fast.cuda_kernel(
         name=name,
         input_names=list(inputs),
         output_names=list(outputs),
-        source=source,
+        source=code[0],
+        header=code[1],
         ensure_row_contiguous=contiguous,
     )

@@ -16,16 +16,22 @@ from model.state import Recurrent
 
 
 class CudaLinearAttention(LinearAttention):
-    """See :class:`LinearAttention`, which takes the prompts whose shapes the kernels do not."""
+    """See :class:`LinearAttention`, which takes the prompts whose shapes the kernels do not.
+
+    Attributes:
+        inputs, output: the projections around the kernels.
+    """
 
     def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
         super().__init__(block, config, device)
+        self.inputs, self.output = self._inputs, block.out_proj
         self._shape = GdnShape(
             config.n_key_heads, config.n_value_heads, config.key_head_dim, config.value_head_dim
         )
         eps = mx.array([block.norm.eps], mx.float32)
         bias = block.dt_bias.astype(mx.float32)
         self._weights = GdnWeights(self._taps, self._decay_rate, bias, block.norm.weight, eps)
+        mx.eval(*self._weights)  # or a compiled step would compute them anew each time
 
     @staticmethod
     def takes(config: ModelConfig) -> bool:
@@ -38,7 +44,7 @@ class CudaLinearAttention(LinearAttention):
         if not can_walk(self._shape, x.dtype):
             return super().prefill(x, past, capture_at)
         # squeeze, not [0]: MLX gathers for an index, which copies.
-        rows, window = self._inputs.joined(x).squeeze(0), past.window.squeeze(0)
+        rows, window = self.inputs.joined(x).squeeze(0), past.window.squeeze(0)
         walked = walk(rows, window, past.matrix.squeeze(0), self._shape, self._weights)
         captured = []
         for position in capture_at:
@@ -48,10 +54,15 @@ class CudaLinearAttention(LinearAttention):
         missing = window.shape[0] - tail.shape[0]
         if missing:
             tail = mx.concatenate([window[-missing:], tail])
-        out = self._device.apply(self._block.out_proj, walked.out[None])
+        out = self._device.apply(self.output, walked.out[None])
         return out, Recurrent(tail[None], walked.state[None]), captured
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
-        rows = self._inputs.joined(x)[:, 0]
+        mixed, state = self.mix_step(self.inputs.joined(x)[:, 0], past)
+        return self._device.apply(self.output, mixed[:, None]), state
+
+    def mix_step(self, rows: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
+        """One token of each of B sequences between the projections: [B, width] to [B, Hv * Dv] and the
+        states."""
         mixed, window, matrix = step(rows, past.window, past.matrix, self._shape, self._weights)
-        return self._device.apply(self._block.out_proj, mixed[:, None]), Recurrent(window, matrix)
+        return mixed, Recurrent(window, matrix)

@@ -1,0 +1,312 @@
+"""Up to 32 rows through a matrix at the speed at which the matrix can be read, plain or quantised, with what
+stands around the product in a layer: the norm before it, SwiGLU or the residual sum after it.
+
+A decode step is bound by its launches, so one kernel does what would be three. Tensor cores multiply 16 of
+the input's rows by 8 of the matrix's at a time; a lone row costs the same read of the matrix.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from model.layers.cuda.kernel import Kernel
+
+MOST_ROWS = 32
+
+# mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane 4 g + t holds of A the rows g and g + 8,
+# of B the column g, of C the rows g and g + 8 in the columns 2 t and 2 t + 1.
+_TENSOR_CORE = """
+__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Volatile, so that loads stay in front of the products.
+__device__ __forceinline__ void load(unsigned (&to)[4], const void* from) {
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+}
+__device__ __forceinline__ void load(unsigned (&to)[2], const void* from) {
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+}
+__device__ __forceinline__ unsigned packed(float first, float second) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+"""
+
+# A block does OUTS times 8 of the matrix's rows, 8 gates and their 8 ups where GATED; its warps share the
+# columns. The input's rows are A, 16 at a time, the matrix's are B. A lane reads RUN neighbouring numbers of
+# a row of each: which columns meet in one product does not matter as long as both sides agree. All that a
+# pass reads is asked for before anything is multiplied, without a branch: columns past the end count as
+# zeros, and rows past the end repeat the last, into sums that nobody reads.
+_MULTIPLY = """
+constexpr int WARPS = THREADS / 32;
+constexpr int RUN = BITS == 16 ? 8 : 16;
+constexpr int WORDS = RUN * BITS / 32;
+constexpr int SPAN = 4 * RUN;
+constexpr int AHEAD = 128 / TILES / SPAN;
+constexpr int EIGHTS = RUN / 8;
+__shared__ float parts[WARPS][TILES * 16][OUTS * 8];
+__shared__ float squares[WARPS][TILES * 16];
+const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
+const int n_rows = x_shape[0];
+const int n_out = GATED ? weight_shape[0] / 2 : weight_shape[0];
+const int first = blockIdx.x * (GATED ? 8 : OUTS * 8);
+auto low = [](unsigned pair) { return __uint_as_float(pair << 16); };
+auto high = [](unsigned pair) { return __uint_as_float(pair & 0xffff0000u); };
+const char* matrix_rows[OUTS];
+long long groups[OUTS];
+#pragma unroll
+for (int m = 0; m < OUTS; ++m) {
+  const int wanted = GATED ? first + g : first + m * 8 + g;
+  const long long row = (wanted < n_out ? wanted : n_out - 1) + (GATED ? m * n_out : 0);
+  matrix_rows[m] = reinterpret_cast<const char*>(weight) + row * IN * BITS / 8;
+  groups[m] = row * (IN / GROUP);
+}
+const T* input_rows[TILES][2];
+#pragma unroll
+for (int i = 0; i < TILES; ++i)
+  for (int side = 0; side < 2; ++side) {
+    const int wanted = i * 16 + side * 8 + g;
+    input_rows[i][side] = x + (long long)(wanted < n_rows ? wanted : n_rows - 1) * IN;
+  }
+constexpr int WIDTH = GATED ? 8 : OUTS * 8;
+constexpr int RESULTS = (TILES * 16 * WIDTH + THREADS - 1) / THREADS;
+float before[RESULTS];
+if (SUMMED)
+  #pragma unroll
+  for (int j = 0; j < RESULTS; ++j) {
+    const int n = (threadIdx.x + j * THREADS) / WIDTH, r = threadIdx.x % WIDTH;
+    const bool is_inside = n < n_rows && first + r < n_out;
+    before[j] = static_cast<float>(residual[is_inside ? (long long)n * n_out + first + r : 0]);
+  }
+const float epsilon = NORMED ? static_cast<float>(eps[0]) : 0.0f;
+float sum[TILES][OUTS][4];
+float square[TILES][2];
+#pragma unroll
+for (int i = 0; i < TILES; ++i) {
+  square[i][0] = square[i][1] = 0.0f;
+  for (int m = 0; m < OUTS; ++m)
+    for (int j = 0; j < 4; ++j) sum[i][m][j] = 0.0f;
+}
+#pragma unroll 1
+for (int base = warp * AHEAD * SPAN; base < IN; base += WARPS * AHEAD * SPAN) {
+  unsigned runs[AHEAD][OUTS][WORDS], rows[AHEAD][TILES][2][EIGHTS][4], norms[AHEAD][EIGHTS][4];
+  float scale[AHEAD][OUTS], bias[AHEAD][OUTS];
+  #pragma unroll
+  for (int u = 0; u < AHEAD; ++u) {
+    const int wanted = base + u * SPAN + t * RUN;
+    const bool is_inside = IN % (AHEAD * SPAN) == 0 || wanted < IN;
+    const int k = is_inside ? wanted : 0;
+    #pragma unroll
+    for (int m = 0; m < OUTS; ++m) {
+      load(runs[u][m], matrix_rows[m] + k * BITS / 8);
+      if (BITS < 16) {
+        scale[u][m] = static_cast<float>(scales[groups[m] + k / GROUP]);
+        bias[u][m] = static_cast<float>(biases[groups[m] + k / GROUP]);
+      }
+    }
+    #pragma unroll
+    for (int e = 0; e < EIGHTS; ++e) {
+      if (NORMED) load(norms[u][e], &norm[k + e * 8]);
+      #pragma unroll
+      for (int i = 0; i < TILES; ++i)
+        for (int side = 0; side < 2; ++side) {
+          load(rows[u][i][side][e], &input_rows[i][side][k + e * 8]);
+          for (int j = 0; j < 4; ++j) rows[u][i][side][e][j] = is_inside ? rows[u][i][side][e][j] : 0u;
+        }
+    }
+  }
+  __syncwarp();  // or the compiler would save registers by waiting for one load after the other
+  #pragma unroll
+  for (int u = 0; u < AHEAD; ++u)
+    #pragma unroll
+    for (int e = 0; e < EIGHTS; ++e) {
+      unsigned b[OUTS][4];
+      #pragma unroll
+      for (int m = 0; m < OUTS; ++m)
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (BITS == 16) {
+            b[m][j] = runs[u][m][j];
+            continue;
+          }
+          const int bit = (e * 8 + 2 * j) * BITS;
+          const unsigned word = runs[u][m][bit / 32];
+          const unsigned mask = (1u << (BITS % 32)) - 1u;
+          // 2^23 + q, whose last bits are q: cheaper than a conversion.
+          const float q0 = __uint_as_float(0x4b000000u | (word >> bit % 32 & mask)) - 8388608.0f;
+          const float q1 = __uint_as_float(0x4b000000u | (word >> (bit % 32 + BITS) & mask)) - 8388608.0f;
+          b[m][j] = packed(q0 * scale[u][m] + bias[u][m], q1 * scale[u][m] + bias[u][m]);
+        }
+      #pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+        unsigned a[2][4];
+        #pragma unroll
+        for (int side = 0; side < 2; ++side)
+          #pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            a[side][j] = rows[u][i][side][e][j];
+            if (!NORMED) continue;
+            const float x0 = low(a[side][j]), x1 = high(a[side][j]);
+            square[i][side] += x0 * x0 + x1 * x1;
+            a[side][j] = packed(x0 * low(norms[u][e][j]), x1 * high(norms[u][e][j]));
+          }
+        #pragma unroll
+        for (int m = 0; m < OUTS; ++m) {
+          multiply_add(sum[i][m], {a[0][0], a[1][0], a[0][1], a[1][1]}, {b[m][0], b[m][1]});
+          multiply_add(sum[i][m], {a[0][2], a[1][2], a[0][3], a[1][3]}, {b[m][2], b[m][3]});
+        }
+      }
+    }
+}
+#pragma unroll
+for (int i = 0; i < TILES; ++i)
+  for (int side = 0; side < 2; ++side) {
+    const int n = i * 16 + side * 8 + g;
+    for (int m = 0; m < OUTS; ++m)
+      for (int j = 0; j < 2; ++j) parts[warp][n][m * 8 + 2 * t + j] = sum[i][m][side * 2 + j];
+    if (NORMED) {
+      float total = square[i][side];
+      total += __shfl_xor_sync(0xffffffff, total, 1);
+      total += __shfl_xor_sync(0xffffffff, total, 2);
+      if (t == 0) squares[warp][n] = total;
+    }
+  }
+__syncthreads();
+#pragma unroll
+for (int j = 0; j < RESULTS; ++j) {
+  const int n = (threadIdx.x + j * THREADS) / WIDTH, r = threadIdx.x % WIDTH;
+  if (n >= n_rows || first + r >= n_out) continue;
+  float value = 0.0f, up = 0.0f, length = 0.0f;
+  #pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    value += parts[w][n][r];
+    if (GATED) up += parts[w][n][r + 8];
+    if (NORMED) length += squares[w][n];
+  }
+  if (NORMED) {
+    const float factor = rsqrtf(length / IN + epsilon);
+    value *= factor;
+    up *= factor;
+  }
+  if (GATED) value = value / (1.0f + expf(-value)) * up;
+  if (SUMMED) value += before[j];
+  y[(long long)n * n_out + first + r] = static_cast<TO>(value);
+}
+"""
+
+_multiply = Kernel(
+    "few_rows",
+    ["x", "weight", "scales", "biases", "norm", "eps", "residual"],
+    ["y"],
+    _MULTIPLY,
+    header=_TENSOR_CORE,
+)
+
+
+class Matrix(NamedTuple):
+    """A linear layer's weights [out, in] as the kernel reads them.
+
+    Attributes:
+        weight: bfloat16, or packed integers of ``bits`` in uint32, the first in the lowest bits.
+        scales, biases: [out, in / group] in bfloat16: a weight is ``scale * q + bias``; of no use at 16 bits.
+    """
+
+    weight: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
+    group: int
+
+
+class Norm(NamedTuple):
+    """An RMS norm: weight [in] in bfloat16, eps [1] in float32."""
+
+    weight: mx.array
+    eps: mx.array
+
+
+def matrix_of(layer: nn.Module) -> Matrix | None:
+    """The layer's weights; None if the kernel does not take them: anything but a plain or an affinely
+    quantised matrix of 4 or 8 bits over bfloat16."""
+    if "bias" in layer:
+        return None
+    weight = layer.get("weight")
+    if type(layer) is nn.Linear and weight.dtype == mx.bfloat16 and weight.shape[1] % 8 == 0:
+        return Matrix(weight, weight, weight, 16, 64)
+    is_affine = type(layer) is nn.QuantizedLinear and layer.mode == "affine" and layer.bits in (4, 8)
+    if is_affine and layer.scales.dtype == mx.bfloat16 and layer.group_size % 32 == 0:
+        return Matrix(weight, layer.scales, layer.biases, layer.bits, layer.group_size)
+    return None
+
+
+def can_multiply(x: mx.array) -> bool:
+    """Whether :func:`multiply` takes these rows [..., in]."""
+    return x.dtype == mx.bfloat16 and x.size <= MOST_ROWS * x.shape[-1]
+
+
+def multiply(
+    x: mx.array,
+    matrix: Matrix,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: mx.array | None = None,
+    dtype: mx.Dtype = mx.bfloat16,
+) -> mx.array:
+    """x [n, in], n at most 32, times the matrix [out, in], summed in float32.
+
+    Args:
+        x: bfloat16.
+        matrix: see :func:`matrix_of`.
+        norm: of ``x`` before the product.
+        gated: the matrix is [gate | up] and the result silu(gate) * up [n, out / 2].
+        residual: [n, out] in bfloat16, added to the result.
+        dtype: of the result.
+
+    Returns:
+        [n, out].
+    """
+    n_rows, n_in = x.shape
+    n_out = matrix.weight.shape[0] // (2 if gated else 1)
+    assert n_rows <= MOST_ROWS
+    assert x.dtype == mx.bfloat16
+    unused = matrix.scales
+    # Wide outputs: two runs of the matrix for each of the input. Narrow ones: more blocks, of more warps.
+    n_outs = 2 if gated or n_out >= 4096 else 1
+    n_blocks = -(-n_out // (8 if gated else 8 * n_outs))
+    threads = 512 if n_blocks <= 264 and n_in >= 2048 else 256
+    (out,) = _multiply(
+        [
+            x,
+            matrix.weight,
+            matrix.scales,
+            matrix.biases,
+            *(Norm(unused, unused) if norm is None else norm),
+            unused if residual is None else residual,
+        ],
+        {
+            "T": x.dtype,
+            "TO": dtype,
+            "IN": n_in,
+            "BITS": matrix.bits,
+            "GROUP": matrix.group,
+            "OUTS": n_outs,
+            "TILES": 1 if n_rows <= 16 else 2,
+            "NORMED": int(norm is not None),
+            "GATED": int(gated),
+            "SUMMED": int(residual is not None),
+            "THREADS": threads,
+        },
+        (n_blocks,),
+        threads,
+        [((n_rows, n_out), dtype)],
+    )
+    return out
