@@ -207,6 +207,14 @@ def _add_http_options(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="longest request body (default: 32MiB)",
     )
+    group.add_argument(
+        "--stream-interval-seconds",
+        dest="stream_interval_s",
+        type=_not_negative,
+        metavar="S",
+        help="how long text may wait for more, where tokens come faster; 0 sends every token on its own "
+        f"(default: {defaults.stream_interval_s:g})",
+    )
     for name, text in (
         ("keep-alive", "a stream is silent at most that long"),
         ("stall", "give up on a request when nothing moves for so long"),
@@ -234,6 +242,16 @@ def _positive(number: Callable[[str], T]) -> Callable[[str], T]:
         return value
 
     return positive
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return value
 
 
 def _at_least_two(text: str) -> int:

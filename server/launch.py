@@ -84,5 +84,6 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
             max_waiting=settings.max_waiting,
             reads_ahead=settings.idle_prefill,
             keeps_fed_ids=settings.keep_fed_ids,
+            stream_interval_s=settings.stream_interval_s,
         ),
     )

@@ -53,6 +53,8 @@ class Settings:
         thinking: whether the model thinks where a request does not say; None leaves it to the template.
         reasoning_field: under which name thoughts are sent.
         max_body_bytes: longer request bodies are refused.
+        stream_interval_s: how long text may wait for more of it before a stream sends it; 0 sends every token
+            on its own.
         keep_alive_s: a stream is silent at most that long.
         stall_s: a request that makes no progress for so long is given up.
         drain_s: how long running requests may finish when the server is told to stop.
@@ -81,6 +83,7 @@ class Settings:
     thinking: bool | None = None
     reasoning_field: ReasoningField = "reasoning_content"
     max_body_bytes: int = 32 * 1024**2
+    stream_interval_s: float = 0.02
     keep_alive_s: float = 5.0
     stall_s: float = 300.0
     drain_s: float = 5.0

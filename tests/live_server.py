@@ -22,6 +22,7 @@ from model.sampling import SamplingParams
 from model.text.chat import ChatFormat
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
+from server.engine.loop import LoopOptions
 from server.engine.thread import Engine
 from server.http.app import create_app
 from server.http.gateway import Gateway
@@ -89,11 +90,14 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def live_demo(settings: Settings | None = None, *, memory_budget: int = 2**30) -> Iterator[Live]:
+def live_demo(
+    settings: Settings | None = None, *, memory_budget: int = 2**30, loop: LoopOptions | None = None
+) -> Iterator[Live]:
     """Serve the demo model with the real engine."""
     path = resolve("demo")
     tokenizer = TextTokenizer.from_dir(path)
-    engine = Engine(EngineOptions(model_path=path, memory_budget=memory_budget), tokenizer)
+    options = EngineOptions(model_path=path, memory_budget=memory_budget, loop=loop or LoopOptions())
+    engine = Engine(options, tokenizer)
     info = engine.start()
     served = Served(
         names=("demo",),

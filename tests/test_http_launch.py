@@ -39,6 +39,11 @@ def test_sessions_share_system_prompts_unless_the_server_knows_tenants(tmp_path:
     assert shares == [True, False, True]
 
 
+def test_the_engine_holds_text_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    options = _engine_options(Settings(stream_interval_s=0.5), tmp_path)
+    assert options.loop.stream_interval_s == 0.5
+
+
 def test_a_model_in_the_working_directory_has_its_directorys_name(tmp_path: Path) -> None:
     assert names_of(Settings(model="."), tmp_path)[0] == tmp_path.name
 

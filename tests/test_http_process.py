@@ -90,6 +90,8 @@ def test_a_directory_without_a_checkpoint_is_one_line(
         ["--colour"],
         ["--memory-budget", "lots"],
         ["--context-length", "0"],
+        ["--stream-interval-seconds", "-1"],
+        ["--stream-interval-seconds", "inf"],
         ["--port", "99999"],
         ["--adapter-path", "/nowhere"],
         ["--draft-model", "x"],
@@ -114,13 +116,15 @@ def test_options_become_settings_and_keys_of_the_environment_are_added(
 ) -> None:
     monkeypatch.setenv("CROSSTURN_API_KEYS", "b, c")
     options = (
-        "--api-key a --api-key b --memory-budget 2GiB --no-thinking --served-model-name x --stall-seconds 9"
+        "--api-key a --api-key b --memory-budget 2GiB --no-thinking --served-model-name x "
+        "--stream-interval-seconds 0"
     )
     assert settings_of(parser().parse_args(["serve", *options.split(), "--stall-seconds", "9"])) == Settings(
         api_keys=("a", "b", "c"),
         memory_budget_bytes=2 * 1024**3,
         thinking=False,
         served_model_names=("x",),
+        stream_interval_s=0.0,
         stall_s=9.0,
     )
 

@@ -15,6 +15,7 @@ from scripted import byte_ids, ids_of, xml_call
 from scripted_model import ScriptedForward, script
 
 import server.engine.assembly as assembly
+from server.engine.loop import LoopOptions
 
 QUESTION = {"role": "user", "content": "Go on."}
 TOOLS = [
@@ -97,15 +98,15 @@ def join(chunks: list[dict[str, Any]], index: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+@pytest.fixture(scope="module", params=[0.0, 3600.0], ids=["token by token", "all at once"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     author = Author()
     with pytest.MonkeyPatch.context() as patch:
         load = assembly.load
         patch.setattr(
             assembly, "load", lambda *args, **kwargs: ScriptedForward(load(*args, **kwargs), author)
         )
-        with live_demo() as server:
+        with live_demo(loop=LoopOptions(stream_interval_s=request.param)) as server:
             yield Stage(server, author)
 
 

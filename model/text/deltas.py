@@ -6,6 +6,7 @@ the thought, that of all :class:`ContentDelta` the content, and the fragments of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -41,3 +42,19 @@ class ToolCallArguments:
 
 
 Delta = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments
+
+
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same with neighbours of one kind as one."""
+    found: list[Delta] = []
+    for delta in deltas:
+        last = found[-1] if found else None
+        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            found[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + delta.text)
+        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            found[-1] = ToolCallArguments(delta.index, last.json_fragment + delta.json_fragment)
+        else:
+            found.append(delta)
+    return found

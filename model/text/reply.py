@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, joined
 from model.text.detokenizer import Detokenizer
 from model.text.pieces import Piece
 from model.text.stops import StopReader
@@ -113,7 +113,7 @@ class ReplyReader:
         """
         in_thought = self.in_thought
         self._token_starts.append(self._n_chars)
-        deltas = _joined(self._read(self._text.push(token_id)))
+        deltas = joined(self._read(self._text.push(token_id)))
         self.n_reasoning_tokens += in_thought
         if not in_thought:
             self.content_ids.append(token_id)
@@ -121,7 +121,7 @@ class ReplyReader:
 
     def finish(self) -> list[Delta]:
         """The reply is over (end token, length or stop string): release what was held back."""
-        return _joined(self._finish())
+        return joined(self._finish())
 
     def take_content_tokens(self) -> tuple[int, ...]:
         """Indices of the tokens whose text has gone out as content since the last call, in order."""
@@ -190,18 +190,3 @@ class ReplyReader:
 def close_thought_ids(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """The ids that end an open thought from outside, when its budget is spent."""
     return tuple(int(i) for i in tokenizer.encode("\n</think>\n\n"))
-
-
-def _joined(deltas: Iterable[Delta]) -> list[Delta]:
-    joined: list[Delta] = []
-    for delta in deltas:
-        last = joined[-1] if joined else None
-        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
-            joined[-1] = ContentDelta(last.text + delta.text)
-        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            joined[-1] = ReasoningDelta(last.text + delta.text)
-        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            joined[-1] = ToolCallArguments(delta.index, last.json_fragment + delta.json_fragment)
-        else:
-            joined.append(delta)
-    return joined

@@ -20,6 +20,7 @@ from model.forward import Forward
 from model.logprobs import Logprobs, logprobs_of
 from model.sampling import sample_rows
 from model.state import Checkpoint, State
+from server.engine.outbox import Outbox
 from server.engine.sequence import Reply
 from server.events import Finished, FinishReason, Progress, TokenLogprob
 
@@ -45,9 +46,11 @@ class Decoder:
     Args:
         forward: the model.
         stop_ids: token ids that end a reply.
+        outbox: is told what replies grow by.
     """
 
-    def __init__(self, forward: Forward, stop_ids: frozenset[int]) -> None:
+    def __init__(self, forward: Forward, stop_ids: frozenset[int], outbox: Outbox) -> None:
+        self._outbox = outbox
         self._stop_ids = stop_ids
         self._forward = forward
         self._batch = forward.new_batch()
@@ -141,6 +144,7 @@ class Decoder:
             if not reply.is_over and due_while_decoding(len(reply.running), reply.newest_state):
                 reply.running.capture(self._batch.snapshot(key))
                 reply.newest_state = len(reply.running)
+        self._outbox.end_step()
 
     def _tell(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
         is_stop = token in self._stop_ids
@@ -158,7 +162,7 @@ class Decoder:
             for i in reply.reader.take_content_tokens()
             if i in reply.untold_logprobs
         )
-        reply.request.emit(Progress(reply.index, tuple(deltas), told, len(reply.token_ids)))
+        self._outbox.grow(reply.request, Progress(reply.index, tuple(deltas), told, len(reply.token_ids)))
 
     @staticmethod
     def _finish_of(reply: Reply, is_stop: bool) -> FinishReason | None:

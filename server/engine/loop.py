@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from server.client import EngineStats
 from server.engine.constraint import Constraint
 from server.engine.decoding import Decoder, finished
 from server.engine.fed_ids import adopt_fed_ids
+from server.engine.outbox import Outbox
 from server.engine.report import plan_report, prompt_shape
 from server.engine.sequence import Job, Reply
 from server.events import Failed, GenerationRequest, Planned, ReplyFormat, WarmRequest
@@ -48,6 +50,8 @@ class LoopOptions:
             for a quarter of that.
         reads_ahead: whether the known part of the next prompt is read in idle time.
         keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
+        stream_interval_s: how long a reply's text may wait for more before it is handed over; 0 hands over
+            every token at once.
         checks_store: assert the store's invariants whenever the loop falls idle.
     """
 
@@ -57,6 +61,7 @@ class LoopOptions:
     shared_prefill_tokens: int | None = None
     reads_ahead: bool = True
     keeps_fed_ids: bool = False
+    stream_interval_s: float = 0.0
     checks_store: bool = False
 
 
@@ -82,6 +87,7 @@ class EngineLoop:
         store: what is remembered of earlier prompts.
         stop_ids: token ids that end a reply.
         grammars: gives the table of grammars when one is wanted; None makes it then.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -93,12 +99,14 @@ class EngineLoop:
         stop_ids: frozenset[int],
         options: LoopOptions | None = None,
         grammars: Callable[[], GrammarTable] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forward = forward
         self._tokenizer = tokenizer
         self._store = store
         self._options = options or LoopOptions()
-        self._decoder = Decoder(forward, stop_ids)
+        self._outbox = Outbox(self._options.stream_interval_s, clock)
+        self._decoder = Decoder(forward, stop_ids, self._outbox)
         self._stop_ids = stop_ids
         self._grammars = grammars or functools.cache(
             functools.partial(GrammarTable, tokenizer, forward.config.vocab_size)
@@ -152,7 +160,7 @@ class EngineLoop:
     def submit(self, request: GenerationRequest) -> None:
         if len(self._waiting) >= self._options.max_waiting:
             message = f"{len(self._waiting)} requests are waiting already"
-            request.emit(Failed(message, "overloaded", retry_after_s=_RETRY_AFTER_S))
+            self._outbox.tell(request, Failed(message, "overloaded", retry_after_s=_RETRY_AFTER_S))
             return
         self._waiting.append(request)
 
@@ -175,7 +183,7 @@ class EngineLoop:
             request = reply.request
             self._keep(self._decoder.leave(reply))
         if isinstance(request, GenerationRequest):
-            request.emit(Failed("the request was cancelled", "cancelled"))
+            self._outbox.tell(request, Failed("the request was cancelled", "cancelled"))
 
     def cancel_all(self) -> None:
         """End everything a client waits for, as at shutdown."""
@@ -191,7 +199,7 @@ class EngineLoop:
         self._decoder.abandon()
         self._store.clear()
         for request in requests:
-            request.emit(_internal_failure())
+            self._outbox.tell(request, _internal_failure())
 
     def _requests(self) -> list[GenerationRequest]:
         """Each request that a client waits for, once."""
@@ -240,6 +248,7 @@ class EngineLoop:
 
     def _begin(self, request: GenerationRequest | WarmRequest) -> None:
         """Plan the prompt and take the state that the plan names."""
+        self._outbox.flush()  # what the plan names may have to be read from disk
         self._store.recall(request.slot, request.prompt.ids, request.tenant)
         choice, n_adopted = self._plan(request), 0
         if self._options.keeps_fed_ids and choice.source is not None and choice.diverged_at is not None:
@@ -260,7 +269,7 @@ class EngineLoop:
         self.counters.n_requests += 1
         self.counters.n_prompt += report.prompt_tokens
         self.counters.n_reused += report.reused_tokens
-        request.emit(Planned(report))
+        self._outbox.tell(request, Planned(report))
 
     def _plan(self, request: GenerationRequest | WarmRequest) -> Choice:
         shape = prompt_shape(request.prompt)
@@ -270,6 +279,7 @@ class EngineLoop:
         job = self._reading
         if job is None:
             return False
+        self._outbox.flush()
         ids, captures = job.next_chunk(self._chunk_tokens())
         try:
             read = self._forward.prefill(cast(State, job.running.state), ids, capture_at=captures)
@@ -350,7 +360,7 @@ class EngineLoop:
                 self._fail(reply.request, reply.running, reply.fault)
             else:
                 self._keep(reply)
-                reply.request.emit(finished(reply))
+                self._outbox.tell(reply.request, finished(reply))
         self._store.enforce()
         return True
 
@@ -383,7 +393,7 @@ class EngineLoop:
         self._store.drop(running)
         mx.clear_cache()
         if isinstance(request, GenerationRequest):
-            request.emit(_internal_failure())
+            self._outbox.tell(request, _internal_failure())
 
 
 def _internal_failure() -> Failed:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Event, Finished, Planned, PlanReport, Progress
-from server.http.logprobs import LogprobEncoder
+from server.http.logprobs import logprob_bodies
 from server.http.usage import plan_body, usage_body
 from server.schema.replies import (
     ChatChoice,
@@ -36,7 +36,6 @@ class ChatReplyShape:
     Attributes:
         n: how many replies are wanted.
         has_logprobs: whether content tokens come with log probabilities.
-        in_content: whether replies begin with content, not inside a thought.
         include_usage: whether the stream ends with a chunk of token counts.
         service_tier: named when the request names one.
         metadata: the request's, given back with the whole reply.
@@ -49,7 +48,6 @@ class ChatReplyShape:
     token_bytes: Callable[[int], bytes]
     reasoning_field: ReasoningField = "reasoning_content"
     has_logprobs: bool = False
-    in_content: bool = True
     include_usage: bool = False
     service_tier: Literal["default"] | None = None
     metadata: dict[str, str] | None = None
@@ -84,9 +82,6 @@ class ChatEncoder:
         self._plans: list[PlanReport] = []
         self._finished: list[Finished] = []
         self._replies = [_Reply() for _ in range(shape.n)]
-        self._logprobs = [
-            LogprobEncoder(shape.token_bytes, in_content=shape.in_content) for _ in range(shape.n)
-        ]
 
     def chunks(self, event: Event) -> Iterator[ChatCompletionChunk]:
         """Take in ``event``; the chunks that it makes: the roles come first, the plan with the first and
@@ -149,15 +144,13 @@ class ChatEncoder:
         reply = self._replies[event.index]
         for grown in event.deltas:
             reply.add(grown)
-        entries = self._logprobs[event.index].of(event) if self._shape.has_logprobs else []
-        reply.logprobs += entries
-        logprobs = Logprobs(content=entries, refusal=None) if entries else None
-        deltas = [_delta(kind, list(group), self._shape) for kind, group in groupby(event.deltas, type)]
-        if logprobs is not None and not deltas:
-            deltas = [ReplyDelta()]
-        for i, delta in enumerate(deltas):
-            is_last = i == len(deltas) - 1
-            yield self._chunk([_choice(event.index, delta, logprobs if is_last else None)])
+        told = event.logprobs if self._shape.has_logprobs else ()
+        reply.logprobs += (entries := logprob_bodies(told, self._shape.token_bytes))
+        for kind, group in groupby(event.deltas, type):
+            logprobs = None
+            if kind is ContentDelta and entries:
+                logprobs, entries = Logprobs(content=entries, refusal=None), []
+            yield self._chunk([_choice(event.index, _delta(kind, list(group), self._shape), logprobs)])
 
     def _endings(self, event: Finished) -> Iterator[ChatCompletionChunk]:
         ending = self._chunk([_choice(event.index, ReplyDelta(), finish_reason=event.reason)])

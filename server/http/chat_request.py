@@ -80,7 +80,7 @@ def compose_chat(arrival: Arrival, served: Served, settings: Settings, emit: Emi
     return ComposedChat(
         conversation=conversation,
         generation=_generation(request, arrival, served, prompt, reply, emit),
-        shape=_shape(request, arrival, served, settings, in_content=not prompt.opens_thought),
+        shape=_shape(request, arrival, served, settings),
         stream=bool(request.stream),
         who=request.safety_identifier or request.user,
     )
@@ -109,9 +109,7 @@ def _generation(
     )
 
 
-def _shape(
-    request: ChatRequest, arrival: Arrival, served: Served, settings: Settings, *, in_content: bool
-) -> ChatReplyShape:
+def _shape(request: ChatRequest, arrival: Arrival, served: Served, settings: Settings) -> ChatReplyShape:
     return ChatReplyShape(
         id=arrival.id,
         created=arrival.created,
@@ -120,7 +118,6 @@ def _shape(
         token_bytes=served.tokens.token_bytes,
         reasoning_field=settings.reasoning_field,
         has_logprobs=bool(request.logprobs),
-        in_content=in_content,
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         service_tier=None if request.service_tier is None else "default",
         metadata=request.metadata,
