@@ -101,7 +101,7 @@ class Sampler:
         return sample_rows([self], logits[None], [mask])[0]
 
     def adjust(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Logits [V] float32 after penalties, bias and mask."""
+        """Logits [..., V] float32 after penalties, bias and mask."""
         logits = logits.astype(mx.float32)
         params = self.params
         if self._counts is not None:
@@ -148,8 +148,9 @@ def sample_rows(
     masks = masks or [None] * len(samplers)
     is_plain = all(s.is_plain and mask is None for s, mask in zip(samplers, masks, strict=True))
     if not is_plain:
-        pairs = enumerate(zip(samplers, masks, strict=True))
-        logits = mx.stack([sampler.adjust(logits[row], mask) for row, (sampler, mask) in pairs])
+        lone = [logits] if len(samplers) == 1 else mx.split(logits, len(samplers))  # no copy of a single row
+        adjusted = [s.adjust(row, mask) for s, row, mask in zip(samplers, lone, masks, strict=True)]
+        logits = adjusted[0] if len(adjusted) == 1 else mx.concatenate(adjusted)
     groups: dict[tuple[bool, int], list[int]] = {}
     for row, sampler in enumerate(samplers):
         groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(row)
