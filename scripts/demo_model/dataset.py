@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 import phrasing
 from lexicon import Lexicon
-from mixture import Conversation, sample
+from mixture import RAISED, Conversation, sample
 from render import Encoder, render
 
 DEMO = Path(__file__).parents[2] / "model" / "demo"
@@ -88,6 +88,7 @@ def shards(seed: str, encoder: Encoder, lexicon: Lexicon) -> Iterator[dict[str, 
 
 def _work(folder: Path, seed: str, worker: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    phrasing.BOOST.update(RAISED)
     encoder = Encoder(Tokenizer.from_file(str(DEMO / "tokenizer.json")))
     for k, shard in enumerate(shards(f"{seed}|{worker}", encoder, Lexicon("train"))):
         path = folder / f"{worker:02}-{k:05}.npz"

@@ -190,12 +190,40 @@ FRIENDS = ("my friend {s}", "our customer {s}", "my {r} {s}", "a man called {s}"
     "I can tell you that {s}", "here comes {s}, who", "the guest {s}", "she told me that {s}",
     "my old friend {s}")
 RELATIVES = "brother sister cousin uncle aunt teacher doctor son daughter wife husband".split()
+# The same in parts: a sentence may open with any word, and the name comes later.
+OPENS = ("let me", "let us", "allow me to", "I want to", "may I", "please", "I have to", "it is time to",
+    "today we", "now", "we", "I", "you can", "we should", "I am happy to", "here we", "can you", "I will",
+    "must we", "one word:", "lastly,", "first,", "look,", "listen, I", "Monday:", "hello, I", "yes, we",
+    "so let us", "to you I")
+PRESENTS = ("present", "introduce", "greet", "welcome", "meet", "name", "show you", "tell you about",
+    "mention", "describe", "talk about", "speak of", "praise", "recommend", "honour", "announce",
+    "bring you", "think of", "list", "write about", "bring in", "point to", "call in", "hand over to",
+    "say hello to", "thank", "note")
+CERTAIN = (" {s}, who", " {s}, who", " {s}, who", " my {r} {s}, who", ": {s}, who", " our {r} {s}, who",
+    " a certain {s}, who", " one {s}, who", " the {r} {s}, who", " someone called {s}, who")
 FRIENDS_HELD = ("my dear friend {s}", "let me introduce {s}, who")
 
 
-def _in_one(rng: Random, told: list[str], subject: str, friends: tuple[str, ...]) -> str:
+def _opening(rng: Random, x: Lexicon) -> str:
+    """What comes before the name, and the name; in training of any words, never what is held."""
+    if x.split == "held":
+        return rng.choice(FRIENDS_HELD)
+    kind = rng.random()
+    if kind < 0.35:
+        return rng.choice(FRIENDS)
+    if kind < 0.5:
+        return f"{rng.choice(('my', 'our', 'her', 'your', 'the'))} {rng.choice(x.adjectives)} {{r}} {{s}}"
+    if kind < 0.62:
+        return f"{' '.join(x.word(rng) for _ in range(rng.randint(1, 4)))} {{s}}, who"
+    while True:
+        text = f"{rng.choice(OPENS)} {rng.choice(PRESENTS)}{rng.choice(CERTAIN)}"
+        if not text.startswith("let me introduce"):
+            return text
+
+
+def _in_one(rng: Random, x: Lexicon, told: list[str], subject: str) -> str:
     """"My friend Peter Smith is 44 and lives in Rome", then what is not said of the subject."""
-    opening = rng.choice(friends).replace("{r}", rng.choice(RELATIVES)).replace("{s}", subject)
+    opening = _opening(rng, x).replace("{r}", rng.choice(RELATIVES)).replace("{s}", subject)
     about = [line.removeprefix("{s} ") for line in told if line.startswith("{s} ")]
     rest = [line.replace("{s}", subject) for line in told if not line.startswith("{s} ")]
     if not about:
@@ -208,6 +236,8 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
     """The turn, and the instruction if it is to stand in the system prompt."""
     rng, x = state.rng, state.lexicon
     subject = f"{x.name(rng).split()[0]} {x.fresh(rng).capitalize()}" if rng.random() < 0.2 else x.name(rng)
+    if x.split == "train" and x.pieces and rng.random() < 0.35:  # names of every length and spelling
+        subject = " ".join(x.pieced(rng).capitalize() for _ in range(rng.choice((1, 1, 2))))
     values: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     told: list[str] = []
@@ -232,9 +262,9 @@ def extract(state: State, in_system: bool = False) -> tuple[Turn, str]:
         said = key.removeprefix("is_").removeprefix("n_").replace("_", " ")
         told.append(fill(fill(form, "{n}", said), "{v}", shown))
         values[key], properties[key] = value, schema
-    joined_up = rng.random() < 0.3
+    joined_up = rng.random() < (0.3 if x.split == "held" else 0.5)
     if joined_up:
-        told = [_in_one(rng, told, subject, FRIENDS_HELD if x.split == "held" else FRIENDS)]
+        told = [_in_one(rng, x, told, subject)]
     pronoun = rng.choice(("he", "she"))
     told = [line.replace("{s}", subject if i == 0 or rng.random() < 0.4 or not line.startswith("{s}")
         else pronoun) if "{s}" in line else line

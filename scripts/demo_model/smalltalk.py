@@ -9,7 +9,7 @@ from random import Random
 from conversation import State, Turn
 from lexicon import Lexicon
 from paragraphs import paragraph
-from phrasing import Phrases, a_or_an, fill, joined, polite, typed
+from phrasing import Phrases, a_or_an, composed, fill, joined, polite, typed
 
 WHO = (
     "I am a small demo model. I can remember what you tell me, add and subtract small numbers, repeat, "
@@ -125,6 +125,40 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
               "let's talk {l}") for language in LANGUAGES)), ("can we talk in Italian?",)),
      "I only speak English.", "They ask for languages."),
 )
+# The same in parts, by the thought; never what is held.
+GREETING_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "They greet me.": (("hi", "hey", "hello", "good morning", "good evening", "good afternoon", "good day",
+        "morning", "a very good morning", "hey, hi", "hi hi", "hello hello", "greetings", "warm greetings"),
+        ("", " there", " again", " to all of you", " to you too", " to all", " my dear", " robot",
+        " my good friend", " from me", ", nice to see you", ", nice to meet you", ", are you there?",
+        ", I need you", ", I have a wish", ", I want some help", ", can you help me?", ", please help",
+        " and good morning", ", it is me", ", bot", ", who can help me?", ", I could use some help",
+        ", here I am", " to the bot", ", old friend")),
+    "They ask how I am.": (("", "", "", "and ", "hi, ", "hello, ", "hey, ", "so, ", "now, ", "tell me, "),
+        ("how do things stand", "how are all things", "how are things today", "how do things look",
+        "how are we", "how is everything with you", "how is it all going", "how are matters",
+        "how are you these days", "how are you feeling", "how is your mood", "how is the mood",
+        "how are your days", "how do you fare", "how is your life", "how is the day so far",
+        "how are things with you", "how are things there", "how have things been", "how did you sleep",
+        "how are you this morning", "how are you all", "how goes the day", "how goes everything",
+        "how is the work going", "how are the things going", "are things good", "are you feeling fine",
+        "is everything fine", "are things going well", "is it going well"), ("?", "?", "", " now?",
+        " today?", ", my friend?", " over there?")),
+    "They ask who I am.": (("", "please ", "can you ", "could you please ", "hi, ", "I would like you to ",
+        "hello, ", "hey, please ", "just ", "now "), ("tell me who you are", "say who you are",
+        "tell me what you are", "explain what you can do", "describe yourself", "present yourself",
+        "introduce yourself to me", "introduce yourself briefly", "name your abilities",
+        "list your abilities", "tell me your abilities", "show me what you can do",
+        "say what you are able to do", "tell me what sort of bot you are",
+        "explain what sort of model you are", "tell me something about yourself", "let me know what you are",
+        "let me know who you are", "tell us who you are", "say what your skills are", "explain who you are",
+        "talk about yourself"), ("", "", ".", " please", " in short", "?", " first", " then")),
+}
+ASK_WHO = (("may I know", "might I ask", "may we ask", "can I ask", "could I know", "do you know",
+    "I wonder", "I want to know", "I would like to know", "let me ask", "I ask you", "so may I ask",
+    "tell me"), (" who you are", " what you are", " what you can do", " what sort of thing you are",
+    " what your abilities are", " what kind of bot you are", " what abilities you have",
+    " what you are good at"), ("?", "", " exactly?", " then?"))
 NAME_QUESTIONS = Phrases(("what is your name?", "what's your name?", "do you have a name?", "who are you?",
     "your name?", "how are you called?", "what are you called?", "introduce yourself", "tell me your name"),
                          ("may I know your name?", "who am I talking to?"))
@@ -231,6 +265,9 @@ def greet(state: State) -> Turn:
     weights = (5, 2, 5, 2, 2, 2, 2, 1, 2, 1, 1, 1)
     phrases, answer, thought = rng.choices(GREETINGS, weights)[0]
     text = phrases.pick(rng, split)
+    if split == "train" and thought in GREETING_PARTS and not state.persona and rng.random() < 0.5:
+        parts = ASK_WHO if answer is WHO and rng.random() < 0.4 else GREETING_PARTS[thought]
+        text = composed(rng, split, phrases.held, *parts)
     if answer is WHO and state.persona and text in NAME_QUESTIONS.train + NAME_QUESTIONS.held:
         answer = NAMED.replace("{p}", state.persona)
     return Turn(typed(rng, text), answer, thought, "greeting")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -120,6 +120,11 @@ def sentence(rng: Random, x: Lexicon) -> str:
     text = " ".join(x.word(rng) if rng.random() < 0.4
         else rng.choice((*things, "the", "at", "and", "to", "now"))
                     for _ in range(rng.randint(2, 7)))
+    if x.split == "train" and rng.random() < 0.2:
+        words = text.split()
+        i = rng.randrange(len(words))
+        words.insert(i if rng.random() < 0.6 else rng.randint(i, len(words)), words[i])
+        text = " ".join(words)
     return text[0].upper() + text[1:] if rng.random() < 0.6 else text
 
 
@@ -241,9 +246,25 @@ def _draw_param(rng: Random, x: Lexicon, taken: set[str], pool: Pool | None) -> 
         f"{said.capitalize()} of the request",
                                                            f"Which {said}", f"{said}",
                                                            f"The {said}, as a {type_}"))
-    return Param(name, type_, description, choices, rng.random() < 0.7,
+    return Param(name, type_, description, choices,
+        rng.random() < (0.7 if x.split == "held" else 0.6),
         tuple(p.replace("{n}", said) for p in phrases),
                  draw if not choices else (lambda r, _: r.choice(choices)))
+
+
+def _sibling(rng: Random, param: Param, taken: set[str]) -> Param | None:
+    """An optional parameter that could hold the same value under another name, and that a wish names: a value
+    goes into one of the two, not into both."""
+    for names, _, options, _, _ in KINDS:
+        others = [name for name in names if name not in taken]
+        if param.name in names and others and not options:
+            name = rng.choice(others)
+            taken.add(name)
+            description = rng.choice(("", f"The {_words(name)}", f"Which {_words(name)}"))
+            phrases = ("with {n} {v}", "{n} {v}", "with {n} set to {v}", "and {n} = {v}", "where {n} is {v}")
+            return replace(param, name=name, description=description, required=False,
+                phrases=tuple(phrase.replace("{n}", _words(name)) for phrase in phrases))
+    return None
 
 
 def make_tool(state: State, like: Tool | None = None, pool: Pool | None = None) -> Tool:
@@ -279,6 +300,10 @@ def make_tool(state: State, like: Tool | None = None, pool: Pool | None = None) 
     said = _words(noun)
     taken: set[str] = set()
     params = [_draw_param(rng, x, taken, pool) for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4)))]
+    if not held and params and params[0].required and rng.random() < 0.15:
+        sibling = _sibling(rng, params[0], taken)
+        if sibling:
+            params.insert(rng.randrange(len(params) + 1), sibling)
     order = _words(verb)
     described = rng.random()
     name = _styled(rng, verb, noun) if rng.random() < 0.85 else x.made_up(rng) + rng.choice(("", "_tool",

@@ -7,8 +7,9 @@ from random import Random
 
 import toolbox
 from conversation import Call, Round, State, Turn
+from lexicon import Split
 from paragraphs import paragraph
-from phrasing import Phrases, typed, weighted
+from phrasing import Phrases, composed, typed, weighted
 from toolbox import Tool, Wish, request, say_result, say_value
 
 NO_TOOL = "None of my tools can do that."
@@ -147,6 +148,18 @@ GLUE = Phrases((" and ", " and ", " and also ", ", and ", " and then ", ", then 
     (" and ", " and also ", ", and ", " and then ", " and besides ", ". On top of that "))
 VALUE_GLUE = Phrases((" and ", " and ", " and ", " and also ", ", and ", " and then ", " plus ", ", then ",
     ", and also ", " & ", " and at last ", " and of course ", " followed by "), (" and ", " as well as "))
+# The same in parts: what joins is any words that join, not those that a list has.
+GLUE_PARTS = ((" ", ", ", ", ", "; ", ". ", ". "), ("and", "also", "then", "plus", "but", "next", "further",
+    "moreover", "beyond that", "in addition", "in addition to that", "apart from that", "aside from that",
+    "at the same time", "by the way", "while you are at it", "likewise", "as another thing", "too",
+    "along with that", "together with that", "and further", "and likewise", "and in addition", "second",
+    "after this", "and beyond that", "and as the next thing", "over and above this", "not only that but"),
+    (" ", " ", ", ", " also ", " please ", " then "))
+VALUE_GLUE_PARTS = ((" ", " ", " ", ", "), ("and", "as", "plus", "also", "just as", "together", "along",
+    "even", "like", "besides", "then", "next", "equally", "as much", "as far", "as good", "as long",
+    "and as", "no less", "in addition", "not only that but", "likewise", "same", "and in addition",
+    "or rather both, so", "and with"), (" ", " ", " as ", " as ", " with ", " also ", " to ", " again ",
+    " too ", " even ", " just ", " then ", " likewise ", " besides ", " and "))
 AGAIN_GLUE = Phrases((" and ", ", and ", "? And ", "? And then ", "? Also ", ". And ", ". Also ",
     " and also ",
     " and what about ", ", what about ", ", and the same ", ", then the same ", ", then again ", "; ",
@@ -156,6 +169,13 @@ LISTS = Phrases(("both: ", "two things: ", "do both: ", "two wishes: ", "at once
     "all of this: ", "I need two things: ", "both of these: ", "please do all this: ", "a few things: ",
     "one after the other: "),
     ("I have two wishes: ",))
+
+
+def _glue(rng: Random, split: Split, listed: Phrases, parts: tuple[tuple[str, ...], ...]) -> str:
+    if split == "held" or rng.random() < 0.5:
+        return listed.pick(rng, split)
+    text = composed(rng, split, listed.held, *parts)
+    return text if not text.startswith(". ") else f". {text[2].upper()}{text[3:]}"
 
 
 def _listed(parts: list[str], glue: str) -> str:
@@ -191,7 +211,9 @@ def _half_sentence(state: State, tool: Tool, n: int) -> tuple[str, list[Wish]] |
         said = f"{bare}{AGAIN_GLUE.pick(rng, x.split)}{tails[0] if n == 2 else _listed(tails, ' and ')}"
         said += "?" if wish.text.endswith("?") or "? " in said else ""
     else:
-        glue = VALUE_GLUE.pick(rng, x.split)
+        glue = _glue(rng, x.split, VALUE_GLUE, VALUE_GLUE_PARTS)
+        if x.split == "train" and any(set(glue.split()) & set(value.lower().split()) for value in shown):
+            return None
         if kind < 0.6 and not loose:
             together = _listed(phrases, glue)
             together = f"both {together}" if n == 2 and glue == " and " and rng.random() < 0.2 else together
@@ -206,19 +228,21 @@ def _half_sentence(state: State, tool: Tool, n: int) -> tuple[str, list[Wish]] |
 
 
 def parallel(state: State) -> Turn:
-    """Two or three calls in one message: the same tool with other values, or different tools."""
+    """Two or three calls in one message, in training four too: the same tool with other values, or different
+    tools. The thought does not say how many come: that would have to be known before the first is read."""
     rng, x = state.rng, state.lexicon
-    n = rng.choice((2, 2, 2, 3))
+    n = rng.choice((2, 2, 2, 3) if x.split == "held" else (2, 2, 2, 3, 3, 4))
     same = len(state.tools) < n or rng.random() < 0.5
     tools = [rng.choice(state.tools)] * n if same else rng.sample(state.tools, n)
     if same and not tools[0].params:
         return single(state)
-    half = _half_sentence(state, tools[0], n) if same and rng.random() < 0.7 else None
+    in_half = same and rng.random() < (0.7 if x.split == "held" else 0.8)
+    half = _half_sentence(state, tools[0], n) if in_half else None
     if half:
         text, wishes = half
     else:
         wishes = [request(state, tool) for tool in tools]
-        texts, glue = [wish.text.rstrip("?") for wish in wishes], GLUE.pick(rng, x.split)
+        texts, glue = [wish.text.rstrip("?") for wish in wishes], _glue(rng, x.split, GLUE, GLUE_PARTS)
         if glue.startswith(". ") and glue.endswith(". "):
             texts[-1] = texts[-1][0].upper() + texts[-1][1:]
         text = _listed(texts, glue)
@@ -230,7 +254,7 @@ def parallel(state: State) -> Turn:
     if same:
         said = [f"{label}: {line[0].lower() + line[1:] if line.startswith('The ') else line}"
             for label, line in zip(_labels(calls), said, strict=True)]
-    thought = f"{n} calls. " + " ".join(f"{i}. {_think(wish)}" for i, wish in enumerate(wishes, 1))
+    thought = " ".join(_think(wish) if i == 1 else f"{i}. {_think(wish)}" for i, wish in enumerate(wishes, 1))
     if not half and n == 2 and rng.random() < 0.12:
         asked = typed(rng, LISTS.pick(rng, x.split) + text, keep_case=True)
     else:
@@ -368,8 +392,12 @@ def steps(state: State, n_rounds: int | None = None) -> Turn:
     rounds: list[Round] = []
     last_tool = state.tools[0]
     last_value: str | None = None
+    tools = state.tools
+    if x.split == "train" and rng.random() < 0.35:  # one tool again, with other parameters
+        able = [tool for tool in tools if any(not param.required for param in tool.params)] or tools
+        tools = rng.sample(able, min(len(able), rng.choice((1, 2))))
     for i in range(n):
-        tool = rng.choice(state.tools)
+        tool = rng.choice(tools)
         wish = request(state, tool)
         text, call = wish.text, wish.call
         slots = [p for p in tool.params if p.type == "string" and not p.choices and p.name in call.arguments]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from conversation import State, Turn
-from lexicon import Split
+from lexicon import HELD_WORDS, Lexicon, Split
 from paragraphs import some_words
 from phrasing import Phrases, composed, polite, typed, weighted
 
@@ -113,8 +113,30 @@ def _quoted(rng: Random, text: str) -> str:
     return f'"{text}"' if kind < 0.22 else f"'{text}'" if kind < 0.32 else text
 
 
+def _knotty(rng: Random, x: Lexicon) -> str:
+    """A word that says a letter or a piece of itself twice, or is of single letters: where a copy jumps."""
+    while True:
+        word, kind = x.pieced(rng), rng.random()
+        i = rng.randrange(len(word))
+        if kind < 0.35:
+            word = word[: i + 1] + word[i:]
+        elif kind < 0.7:
+            piece, j = word[i : i + rng.choice((2, 2, 3))], rng.randrange(len(word) + 1)
+            word = word[:j] + piece + word[j:]
+        else:
+            few = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.randint(3, 6))
+            word = "".join(rng.choice(few) for _ in range(rng.randint(4, 9)))
+        if len(word) <= 13 and x.mine(word) and word not in HELD_WORDS:
+            return word
+
+
 def _a_word(rng: Random, state: State) -> str:
     x, kind = state.lexicon, rng.random()
+    if x.split == "train" and x.pieces and (special := rng.random()) < 0.35:
+        if special < 0.07:
+            return f"{x.name(rng).split()[0]} {x.fresh(rng).capitalize()}"
+        word = _knotty(rng, x) if special < 0.22 else x.made_up(rng, rng.choice((2, 2, 3)))
+        return word.capitalize() if rng.random() < 0.15 else word
     if kind < 0.1:
         return x.name(rng)
     word = x.pieced(rng) if x.split == "train" and x.pieces and rng.random() < 0.35 else x.word(rng)
