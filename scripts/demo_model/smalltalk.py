@@ -125,7 +125,7 @@ GREETINGS: tuple[tuple[Phrases, str, str], ...] = (
               "let's talk {l}") for language in LANGUAGES)), ("can we talk in Italian?",)),
      "I only speak English.", "They ask for languages."),
 )
-# The same in parts, by the thought; never what is held.
+# The same in parts, by the thought; never what holds a held wording.
 GREETING_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "They greet me.": (("hi", "hey", "hello", "good morning", "good evening", "good afternoon", "good day",
         "morning", "a very good morning", "hey, hi", "hi hi", "hello hello", "greetings", "warm greetings"),
@@ -267,7 +267,9 @@ def greet(state: State) -> Turn:
     text = phrases.pick(rng, split)
     if split == "train" and thought in GREETING_PARTS and not state.persona and rng.random() < 0.5:
         parts = ASK_WHO if answer is WHO and rng.random() < 0.4 else GREETING_PARTS[thought]
-        text = composed(rng, split, phrases.held, *parts)
+        text = phrases.held[0]
+        while any(held.rstrip("?") in text for held in phrases.held):
+            text = composed(rng, split, phrases.held, *parts)
     if answer is WHO and state.persona and text in NAME_QUESTIONS.train + NAME_QUESTIONS.held:
         answer = NAMED.replace("{p}", state.persona)
     return Turn(typed(rng, text), answer, thought, "greeting")

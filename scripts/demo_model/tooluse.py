@@ -159,7 +159,7 @@ VALUE_GLUE_PARTS = ((" ", " ", " ", ", "), ("and", "as", "plus", "also", "just a
     "even", "like", "besides", "then", "next", "equally", "as much", "as far", "as good", "as long",
     "and as", "no less", "in addition", "not only that but", "likewise", "same", "and in addition",
     "or rather both, so", "and with"), (" ", " ", " as ", " as ", " with ", " also ", " to ", " again ",
-    " too ", " even ", " just ", " then ", " likewise ", " besides ", " and "))
+    " too ", " even ", " just ", " then ", " likewise ", " and "))
 AGAIN_GLUE = Phrases((" and ", ", and ", "? And ", "? And then ", "? Also ", ". And ", ". Also ",
     " and also ",
     " and what about ", ", what about ", ", and the same ", ", then the same ", ", then again ", "; ",
