@@ -49,12 +49,17 @@ inline float __uint_as_float(unsigned word) {
   std::memcpy(&x, &word, 4);
   return x;
 }
+inline unsigned packed(float first, float second) {
+  return __nv_bfloat16(first).bits | unsigned(__nv_bfloat16(second).bits) << 16;
+}
+inline unsigned fused(unsigned a, unsigned b, unsigned c) {
+  auto low = [](unsigned pair) { return __uint_as_float(pair << 16); };
+  auto high = [](unsigned pair) { return __uint_as_float(pair & 0xffff0000u); };
+  return packed(std::fma(low(a), low(b), low(c)), std::fma(high(a), high(b), high(c)));
+}
 template <int N>
 inline void load(unsigned (&to)[N], const void* from) {
   std::memcpy(to, from, sizeof(to));
-}
-inline unsigned packed(float first, float second) {
-  return __nv_bfloat16(first).bits | unsigned(__nv_bfloat16(second).bits) << 16;
 }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 

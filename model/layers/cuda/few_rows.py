@@ -7,6 +7,7 @@ the input's rows by 8 of the matrix's at a time; a lone row costs the same read 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -33,6 +34,12 @@ __device__ __forceinline__ void load(unsigned (&to)[4], const void* from) {
 __device__ __forceinline__ void load(unsigned (&to)[2], const void* from) {
   asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
 }
+// Pairs of bfloat16: a * b + c, rounded once.
+__device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c) {
+  unsigned pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
 __device__ __forceinline__ unsigned packed(float first, float second) {
   unsigned pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -52,14 +59,18 @@ constexpr int WORDS = RUN * BITS / 32;
 constexpr int SPAN = 4 * RUN;
 constexpr int AHEAD = 128 / TILES / SPAN;
 constexpr int EIGHTS = RUN / 8;
+constexpr unsigned MINUS_ZEROS = 0x80008000u, ONES = 0x3f803f80u;
 __shared__ float parts[WARPS][TILES * 16][OUTS * 8];
 __shared__ float squares[WARPS][TILES * 16];
 const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
 const int n_rows = x_shape[0];
 const int n_out = GATED ? weight_shape[0] / 2 : weight_shape[0];
 const int first = blockIdx.x * (GATED ? 8 : OUTS * 8);
-auto low = [](unsigned pair) { return __uint_as_float(pair << 16); };
-auto high = [](unsigned pair) { return __uint_as_float(pair & 0xffff0000u); };
+auto twice = [](const T& x) { return *reinterpret_cast<const unsigned short*>(&x) * 0x10001u; };
+// Of each pair the first or the second.
+auto across = [](unsigned one, unsigned other, bool is_second) {
+  return is_second ? one >> 16 | (other & 0xffff0000u) : (one & 0xffffu) | other << 16;
+};
 const char* matrix_rows[OUTS];
 long long groups[OUTS];
 #pragma unroll
@@ -88,17 +99,17 @@ if (SUMMED)
   }
 const float epsilon = NORMED ? static_cast<float>(eps[0]) : 0.0f;
 float sum[TILES][OUTS][4];
-float square[TILES][2];
+float square[TILES][2][4];
 #pragma unroll
-for (int i = 0; i < TILES; ++i) {
-  square[i][0] = square[i][1] = 0.0f;
-  for (int m = 0; m < OUTS; ++m)
-    for (int j = 0; j < 4; ++j) sum[i][m][j] = 0.0f;
-}
+for (int i = 0; i < TILES; ++i)
+  for (int j = 0; j < 4; ++j) {
+    square[i][0][j] = square[i][1][j] = 0.0f;
+    for (int m = 0; m < OUTS; ++m) sum[i][m][j] = 0.0f;
+  }
 #pragma unroll 1
 for (int base = warp * AHEAD * SPAN; base < IN; base += WARPS * AHEAD * SPAN) {
   unsigned runs[AHEAD][OUTS][WORDS], rows[AHEAD][TILES][2][EIGHTS][4], norms[AHEAD][EIGHTS][4];
-  float scale[AHEAD][OUTS], bias[AHEAD][OUTS];
+  unsigned scale[AHEAD][OUTS], bias[AHEAD][OUTS];
   #pragma unroll
   for (int u = 0; u < AHEAD; ++u) {
     const int wanted = base + u * SPAN + t * RUN;
@@ -108,8 +119,8 @@ for (int base = warp * AHEAD * SPAN; base < IN; base += WARPS * AHEAD * SPAN) {
     for (int m = 0; m < OUTS; ++m) {
       load(runs[u][m], matrix_rows[m] + k * BITS / 8);
       if (BITS < 16) {
-        scale[u][m] = static_cast<float>(scales[groups[m] + k / GROUP]);
-        bias[u][m] = static_cast<float>(biases[groups[m] + k / GROUP]);
+        scale[u][m] = twice(scales[groups[m] + k / GROUP]);
+        bias[u][m] = twice(biases[groups[m] + k / GROUP]);
       }
     }
     #pragma unroll
@@ -137,13 +148,15 @@ for (int base = warp * AHEAD * SPAN; base < IN; base += WARPS * AHEAD * SPAN) {
             b[m][j] = runs[u][m][j];
             continue;
           }
-          const int bit = (e * 8 + 2 * j) * BITS;
-          const unsigned word = runs[u][m][bit / 32];
-          const unsigned mask = (1u << (BITS % 32)) - 1u;
-          // 2^23 + q, whose last bits are q: cheaper than a conversion.
-          const float q0 = __uint_as_float(0x4b000000u | (word >> bit % 32 & mask)) - 8388608.0f;
-          const float q1 = __uint_as_float(0x4b000000u | (word >> (bit % 32 + BITS) & mask)) - 8388608.0f;
-          b[m][j] = packed(q0 * scale[u][m] + bias[u][m], q1 * scale[u][m] + bias[u][m]);
+          unsigned q;
+          if (BITS == 4) {
+            // The numbers j and j + 4 of eight, as 128 + q, whose last bits are q.
+            q = fused(ONES, runs[u][m][e] >> 4 * j & 0x000f000fu | 0x43004300u, 0xc300c300u);
+          } else {
+            const unsigned word = runs[u][m][e * 2 + j / 2] >> 16 * (j % 2);
+            q = packed(static_cast<float>(word & 255u), static_cast<float>(word >> 8 & 255u));
+          }
+          b[m][j] = fused(q, scale[u][m], bias[u][m]);
         }
       #pragma unroll
       for (int i = 0; i < TILES; ++i) {
@@ -152,12 +165,24 @@ for (int base = warp * AHEAD * SPAN; base < IN; base += WARPS * AHEAD * SPAN) {
         for (int side = 0; side < 2; ++side)
           #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            a[side][j] = rows[u][i][side][e][j];
-            if (!NORMED) continue;
-            const float x0 = low(a[side][j]), x1 = high(a[side][j]);
-            square[i][side] += x0 * x0 + x1 * x1;
-            a[side][j] = packed(x0 * low(norms[u][e][j]), x1 * high(norms[u][e][j]));
+            const unsigned* pairs = rows[u][i][side][e];
+            a[side][j] = BITS == 4 ? across(pairs[j / 2], pairs[j / 2 + 2], j % 2) : pairs[j];
           }
+        if (NORMED) {
+          // Products of the rows with themselves have the squares' sums on their diagonal.
+          #pragma unroll
+          for (int side = 0; side < 2; ++side) {
+            multiply_add(square[i][side], {a[0][0], a[1][0], a[0][1], a[1][1]}, {a[side][0], a[side][1]});
+            multiply_add(square[i][side], {a[0][2], a[1][2], a[0][3], a[1][3]}, {a[side][2], a[side][3]});
+          }
+          #pragma unroll
+          for (int side = 0; side < 2; ++side)
+            for (int j = 0; j < 4; ++j) {
+              const unsigned* pairs = norms[u][e];
+              const unsigned weights = BITS == 4 ? across(pairs[j / 2], pairs[j / 2 + 2], j % 2) : pairs[j];
+              a[side][j] = fused(a[side][j], weights, MINUS_ZEROS);
+            }
+        }
         #pragma unroll
         for (int m = 0; m < OUTS; ++m) {
           multiply_add(sum[i][m], {a[0][0], a[1][0], a[0][1], a[1][1]}, {b[m][0], b[m][1]});
@@ -172,12 +197,8 @@ for (int i = 0; i < TILES; ++i)
     const int n = i * 16 + side * 8 + g;
     for (int m = 0; m < OUTS; ++m)
       for (int j = 0; j < 2; ++j) parts[warp][n][m * 8 + 2 * t + j] = sum[i][m][side * 2 + j];
-    if (NORMED) {
-      float total = square[i][side];
-      total += __shfl_xor_sync(0xffffffff, total, 1);
-      total += __shfl_xor_sync(0xffffffff, total, 2);
-      if (t == 0) squares[warp][n] = total;
-    }
+    const float even = square[i][side][side * 2], odd = square[i][side][side * 2 + 1];
+    if (NORMED && t == g / 2) squares[warp][n] = g % 2 ? odd : even;
   }
 __syncthreads();
 #pragma unroll
@@ -235,8 +256,8 @@ class Norm(NamedTuple):
 
 def matrix_of(layer: nn.Module) -> Matrix | None:
     """The layer's weights; None if the kernel does not take them: anything but a plain or an affinely
-    quantised matrix of 4 or 8 bits over bfloat16."""
-    if "bias" in layer:
+    quantised matrix of 4 or 8 bits over bfloat16, or a GPU that does not know these."""
+    if "bias" in layer or not _is_able():
         return None
     weight = layer.get("weight")
     if type(layer) is nn.Linear and weight.dtype == mx.bfloat16 and weight.shape[1] % 8 == 0:
@@ -279,10 +300,8 @@ def multiply(
     assert n_rows <= MOST_ROWS
     assert x.dtype == mx.bfloat16
     unused = matrix.scales
-    # Wide outputs: two runs of the matrix for each of the input. Narrow ones: more blocks, of more warps.
-    n_outs = 2 if gated or n_out >= 4096 else 1
+    n_outs, threads = _split(n_out, n_in, gated, norm is not None)
     n_blocks = -(-n_out // (8 if gated else 8 * n_outs))
-    threads = 512 if n_blocks <= 264 and n_in >= 2048 else 256
     (out,) = _multiply(
         [
             x,
@@ -310,3 +329,17 @@ def multiply(
         [((n_rows, n_out), dtype)],
     )
     return out
+
+
+def _split(n_out: int, n_in: int, gated: bool, normed: bool) -> tuple[int, int]:
+    """Rows of the matrix of a block in eights, and its threads. Wide outputs: each run of the input is used
+    twice. Narrow ones: more blocks, of more warps, for which a norm would need too many registers."""
+    n_outs = 2 if gated or n_out >= 4096 else 1
+    n_blocks = -(-n_out // (8 if gated else 8 * n_outs))
+    return n_outs, 512 if n_blocks <= 264 and n_in >= 2048 and not normed else 256
+
+
+@cache
+def _is_able() -> bool:
+    """Whether the GPU multiplies pairs of bfloat16: from compute capability 8.0 on."""
+    return int(mx.device_info().get("compute_capability_major", 8)) >= 8
