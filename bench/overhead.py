@@ -1,6 +1,7 @@
-"""What the server adds to the bare decode loop: one stream through HTTP beside the loop alone.
+"""What the server adds to the bare decode loop: streams through HTTP beside the loop alone.
 
     python bench/overhead.py --model demo --tokens 100 --rounds 15
+    python bench/overhead.py --streams 8 --tokens 300 --rounds 5 --interval 0
 
 Both sides write the same number of tokens greedily after a prompt of the same length, in processes that
 stay up and take turns, so that whatever else the machine does meets both. The stop tokens are biased away:
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,15 +41,17 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="directory, Hub name or demo")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--streams", type=int, default=1, help="replies written at once")
+    parser.add_argument("--interval", help="the server's --stream-interval-seconds")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     path = resolve(options.model)
     if options.bare:
-        run_bare(path, options.tokens)
+        run_bare(path, options.tokens, options.streams)
         return
-    with bare_loop(path, options.tokens) as loop, server(path) as url:
+    with bare_loop(path, options.tokens, options.streams) as loop, server(path, options.interval) as url:
         body = request(path, options.tokens)
-        rounds = [(next(loop), stream_once(url, body)) for _ in range(options.rounds + 1)]
+        rounds = [(next(loop), stream_all(url, body, options.streams)) for _ in range(options.rounds + 1)]
     bare, served = np.array(rounds[1:]).T
     print(f"bare loop {1e3 * np.median(bare):.2f} ms a token, server {1e3 * np.median(served):.2f} ms")
     print(
@@ -56,8 +60,8 @@ def main() -> None:
     )
 
 
-def run_bare(path: Path, n_tokens: int) -> None:
-    """For every line read, print the seconds a token of the bare loop takes: launch a step, read the last."""
+def run_bare(path: Path, n_tokens: int, n_streams: int) -> None:
+    """For every line read, print the seconds a step of the bare loop takes: launch one, read the last."""
     prepare_side(CROSSTURN)
     import mlx.core as mx
 
@@ -65,11 +69,12 @@ def run_bare(path: Path, n_tokens: int) -> None:
 
     model = load(path)
     for _ in sys.stdin:
-        state = model.new_state()
-        logits = model.prefill(state, np.arange(N_PROMPT, dtype=np.uint32)).logits
         batch = model.new_batch()
-        batch.join(0, state)
-        tokens = mx.argmax(logits)[None]
+        for key in range(n_streams):
+            state = model.new_state()
+            logits = model.prefill(state, np.arange(N_PROMPT, dtype=np.uint32)).logits
+            batch.join(key, state)
+        tokens = mx.repeat(mx.argmax(logits)[None], n_streams)
         start = 0.0
         for i in range(n_tokens):
             if i == 1:
@@ -82,9 +87,10 @@ def run_bare(path: Path, n_tokens: int) -> None:
 
 
 @contextmanager
-def bare_loop(path: Path, n_tokens: int) -> Iterator[Iterator[float]]:
+def bare_loop(path: Path, n_tokens: int, n_streams: int) -> Iterator[Iterator[float]]:
     """A process that runs the bare loop whenever it is asked for the next figure."""
     command = [sys.executable, __file__, "--bare", "--model", str(path), "--tokens", str(n_tokens)]
+    command += ["--streams", str(n_streams)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -99,9 +105,10 @@ def bare_loop(path: Path, n_tokens: int) -> Iterator[Iterator[float]]:
 
 
 @contextmanager
-def server(path: Path) -> Iterator[str]:
+def server(path: Path, interval: str | None) -> Iterator[str]:
     """A server over the model at ``path``; yields its base URL."""
     command = [sys.executable, "-m", "server.cli", "serve", "--model", str(path), "--port", "0"]
+    command += [] if interval is None else ["--stream-interval-seconds", interval]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -126,10 +133,17 @@ def request(path: Path, n_tokens: int) -> dict[str, object]:
     }
 
 
-def stream_once(url: str, body: dict[str, object]) -> float:
+def stream_all(url: str, body: dict[str, object], n_streams: int) -> float:
+    """Seconds a token takes in each of ``n_streams`` replies written at once, on average."""
+    with ThreadPoolExecutor(n_streams) as threads:
+        seconds = list(threads.map(lambda i: stream_once(url, body, f"session-{i}"), range(n_streams)))
+    return float(np.mean(seconds))
+
+
+def stream_once(url: str, body: dict[str, object], session: str) -> float:
     """Seconds a token of one reply takes, from its first chunk to its last."""
-    times, n_tokens = [], 0
-    with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=600) as response:
+    times, n_tokens, headers = [], 0, {"X-Session-Id": session}
+    with httpx.stream("POST", f"{url}/chat/completions", json=body, headers=headers, timeout=600) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))

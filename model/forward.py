@@ -161,7 +161,7 @@ class Forward:
         return h, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
 
     def _step(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
-        """One token to each of B sequences, lazily: ids [B] to logits [B, V]; the states advance."""
+        """One token to each of B sequences: ids [B], lazy, to logits [B, V]; the states advance."""
         if self._whole_step is not None:
             return self._whole_step(ids, groups, recurrent)
         n_full = n_linear = 0

@@ -159,7 +159,8 @@ def sample_rows(
     if swaps is not None and any(swap is not None for swap in swaps):
         tokens = mx.stack([tokens[i] if swap is None else swap(tokens[i]) for i, swap in enumerate(swaps)])
     for row, sampler in enumerate(samplers):
-        sampler.accept(tokens[row])
+        if not sampler.is_plain:
+            sampler.accept(tokens[row])
     return tokens
 
 
