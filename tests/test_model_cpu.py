@@ -22,7 +22,7 @@ from model.device import Device, device_for
 from model.kv import KvLayout, KvRows, merge
 from model.layers.attention import Attention, StepGroup
 from model.layers.block import Block
-from model.layers.cpu import products
+from model.layers.cpu import products, softmax
 from model.layers.cpu.crew import Crew
 from model.layers.cpu.feed_forward import CpuFeedForward
 from model.layers.cpu.full_attention import CpuAttention
@@ -135,13 +135,15 @@ def test_a_step_of_a_gdn_layer_gives_what_array_operations_give(heads: tuple[int
     assert same(ours.matrix, theirs.matrix)
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("kv_bits", [0, 8])
 @pytest.mark.parametrize(
     "lengths", [[[0]], [[255]], [[30000]], [[40, 33, 7]], [[300], [12, 5]], [[9, 9], [700, 600]]]
 )
 def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
-    lengths: list[list[int]], kv_bits: int
+    lengths: list[list[int]], kv_bits: int, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(softmax, "_LONG", 0 if shares else 1 << 40)
     (*_, first), config, device = parts(shape())
     (*_, again), _, _ = parts(shape())
     layout = KvLayout(config.n_kv_heads, config.head_dim, mx.float32, kv_bits)

@@ -109,7 +109,7 @@ class CpuAttention(Attention):
             at = standing.members if len(groups) > 1 else slice(None)
             turned, keys = _turned(q[at], standing), _turned(k[at], standing)
             all_keys, all_values = group.kv[layer].write(keys, v[at])
-            mixed[at] = attend_one(turned, all_keys, all_values, standing.padding)
+            mixed[at] = attend_one(turned, all_keys, all_values, standing.padding, self._crew)
         mixed /= one_plus_exp_minus(closing, closing)
         return step_multiply(mixed.reshape(n_seqs, -1), self._step_output, self._crew)
 

@@ -14,6 +14,7 @@ from model.layers.cpu.crew import Crew
 from model.layers.cpu.products import Array
 
 _ROWS, _KEYS = 256, 512  # scores in hand at once: half a megabyte
+_LONG = 1 << 19  # numbers of a head's keys from which on one query is worth the threads
 
 
 def attend(q: Array, k: Array, v: Array, scale: float, crew: Crew) -> Array:
@@ -45,7 +46,7 @@ def attend(q: Array, k: Array, v: Array, scale: float, crew: Crew) -> Array:
     return out.reshape(n_queries, n_heads * dim)
 
 
-def attend_one(q: Array, k: Array, v: Array, padding: NDArray[np.int32]) -> Array:
+def attend_one(q: Array, k: Array, v: Array, padding: NDArray[np.int32], crew: Crew) -> Array:
     """Attention of one query of each of B sequences over all its columns.
 
     Args:
@@ -56,15 +57,28 @@ def attend_one(q: Array, k: Array, v: Array, padding: NDArray[np.int32]) -> Arra
     Returns:
         [B, H, D].
     """
-    n_seqs, n_kv_heads, _, dim = k.shape
-    scores = np.matvec(k[:, :, None], q.reshape(n_seqs, n_kv_heads, -1, dim))  # [B, Hkv, G, S]
-    for row, n in zip(scores, padding.tolist(), strict=True):
-        row[..., :n] = -np.inf
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    mixed: Array = np.vecmat(scores, v[:, :, None])
-    mixed /= scores.sum(axis=-1)[..., None]
-    return mixed.reshape(q.shape)
+    n_seqs, n_kv_heads, n_keys, dim = k.shape
+    by_head = q.reshape(n_seqs, n_kv_heads, -1, dim)
+    out = np.empty_like(by_head)
+
+    def some(rows: slice, heads: slice) -> None:
+        scores = np.matvec(k[rows, heads, None], by_head[rows, heads])  # [b, h, G, S]
+        for row, n in zip(scores, padding[rows].tolist(), strict=True):
+            row[..., :n] = -np.inf
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        mixed = np.vecmat(scores, v[rows, heads, None], out=out[rows, heads])
+        mixed /= scores.sum(axis=-1)[..., None]
+
+    def one(i: int) -> None:
+        row, head = divmod(i, n_kv_heads)
+        some(slice(row, row + 1), slice(head, head + 1))
+
+    if n_keys * dim < _LONG:
+        some(slice(None), slice(None))
+    else:
+        crew.each(one, n_seqs * n_kv_heads)
+    return out.reshape(q.shape)
 
 
 def _block(q: Array, k: Array, v: Array, first: int) -> Array:
