@@ -206,7 +206,7 @@ def test_few_rows_are_multiplied_with_what_stands_around_the_product(
     is_gated = "gated" in around
     layer, weight = linear(n_out * (2 if is_gated else 1), n_in, bits)
     x = mx.random.normal((n_rows, n_in)).astype(mx.bfloat16)
-    norm = Norm((1 + 0.1 * mx.random.normal((n_in,))).astype(mx.bfloat16), mx.array([1e-6]))
+    norm = Norm((1 + 0.1 * mx.random.normal((n_in,))).astype(mx.bfloat16), 1e-6)
     residual = mx.random.normal((n_rows, n_out)).astype(mx.bfloat16)
     matrix = matrix_of(layer)
     assert matrix is not None
@@ -266,7 +266,7 @@ def test_sum_and_norm_and_swiglu_are_what_mlx_computes(width: int, dtype: mx.Dty
     tolerance = 1e-6 if dtype == mx.float32 else 5e-3
     x, y = (mx.random.normal((2, 3, width)).astype(dtype) for _ in range(2))
     weight = mx.random.normal((width,)).astype(dtype)
-    total, normed = add_norm(x, y, weight, mx.array([1e-6]))
+    total, normed = add_norm(x, y, weight, 1e-6)
     assert_near(total, x + y, tolerance)
     assert_near(
         normed, mx.fast.rms_norm((x + y).astype(mx.float32), weight.astype(mx.float32), 1e-6), tolerance
@@ -282,9 +282,9 @@ def test_one_query_over_many_columns_is_softmax_attention(head_dim: int, padded:
     q = mx.random.normal((n_seqs, n_heads, 1, head_dim))
     keys, values = (mx.random.normal((n_seqs, 2, 512, head_dim))[:, :, :n_columns] for _ in range(2))
     rows = mx.random.normal((n_seqs, (2 * n_heads + 4) * head_dim))
-    at = AttentionShape(n_heads, 2, head_dim, head_dim // 4)
+    at = AttentionShape(n_heads, 2, head_dim, head_dim // 4, 1e-6)
     one = mx.ones((1,))
-    weights = AttentionWeights(one, one, one, mx.array([head_dim**-0.5]), one)
+    weights = AttentionWeights(one, one, one)
     padding = mx.array([0, 389], mx.int32) if padded else None
     found = decode(q, keys, values, rows, padding, at, weights)
     mask = None if padding is None else (mx.arange(n_columns) >= padding[:, None])[:, None, None]

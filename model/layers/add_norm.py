@@ -29,5 +29,4 @@ def _add_norm(norm: nn.Module) -> AddNorm:
 def _cuda_add_norm(norm: nn.Module) -> AddNorm:
     from model.layers.cuda.pointwise import add_norm
 
-    eps = mx.array([norm.eps], mx.float32)
-    return lambda x, y: add_norm(x, y, norm.weight, eps)
+    return lambda x, y: add_norm(x, y, norm.weight, norm.eps)

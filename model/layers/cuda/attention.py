@@ -43,7 +43,7 @@ for (int j = 0; j < EACH; ++j) {
   square += x[j] * x[j];
 }
 for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffff, square, step);
-const float scale = rsqrtf(square / D + eps[0]);
+const float scale = rsqrtf(square / D + __uint_as_float(EPS));
 const T* weight = is_query ? q_weight : k_weight;
 for (int j = 0; j < EACH; ++j) {
   const int i = j * 32 + lane;
@@ -51,7 +51,7 @@ for (int j = 0; j < EACH; ++j) {
   turned[warp * D + i] = x[j];
 }
 __syncwarp();
-const float position = IS_STEP ? (float)positions[n] : (float)(positions[0] + n);
+const float position = (float)positions[n];
 for (int j = 0; j < EACH; ++j) {
   const int i = j * 32 + lane;
   float y = x[j];
@@ -90,7 +90,7 @@ float query[G][EACH], sum[G][EACH], top[G], weight[G];
 for (int g = 0; g < G; ++g) {
   const T* source = &q[((long long)sequence * HQ + kv_head * G + g) * D + lane * EACH];
   for (int j = 0; j < EACH; ++j) {
-    query[g][j] = static_cast<float>(source[j]) * scale[0];
+    query[g][j] = static_cast<float>(source[j]) * __uint_as_float(SCALE);
     sum[g][j] = 0.0f;
   }
   top[g] = -1e30f;
@@ -178,13 +178,13 @@ out[((long long)sequence * HQ + head) * D + d] = static_cast<T>(total / share / 
 
 _prepare = Kernel(
     "attention_prepare",
-    ["rows", "q_weight", "k_weight", "eps", "frequencies", "positions"],
+    ["rows", "q_weight", "k_weight", "frequencies", "positions"],
     ["q", "k", "v"],
     _PREPARE,
 )
 _decode = Kernel(
     "attention_decode",
-    ["q", "keys", "values", "scale", "paddings"],
+    ["q", "keys", "values", "paddings"],
     ["parts", "tops", "weights"],
     _DECODE,
     takes_views=True,
@@ -193,17 +193,20 @@ _join = Kernel("attention_join", ["parts", "tops", "weights", "rows"], ["out"], 
 
 
 class AttentionShape(NamedTuple):
-    """Heads of a full-attention layer, and how many of a head's numbers are rotated."""
+    """Heads of a full-attention layer, how many of a head's numbers are rotated, and what the norms of
+    queries and keys add to the mean square."""
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     n_rotated: int
+    norm_eps: float
 
     def template(self, dtype: mx.Dtype) -> Template:
         heads, kv_heads, dim = self.n_heads, self.n_kv_heads, self.head_dim
         width = 2 * (heads + kv_heads) * dim
-        return {"T": dtype, "HQ": heads, "HKV": kv_heads, "D": dim, "WIDTH": width}
+        constants: Template = {"HQ": heads, "HKV": kv_heads, "D": dim, "WIDTH": width}
+        return constants | {"T": dtype, "EPS": self.norm_eps, "SCALE": dim**-0.5}
 
 
 class AttentionWeights(NamedTuple):
@@ -211,13 +214,11 @@ class AttentionWeights(NamedTuple):
 
     Attributes:
         q_norm, k_norm: [D] in the model's dtype.
-        eps, scale: [1]; frequencies: [n_rotated / 2], radians a position; all float32.
+        frequencies: [n_rotated / 2], radians a position, float32.
     """
 
     q_norm: mx.array
     k_norm: mx.array
-    eps: mx.array
-    scale: mx.array
     frequencies: mx.array
 
 
@@ -235,7 +236,7 @@ def prepare(
 
     Args:
         rows: [n, (q | gate) of each head | k | v] of the input projections.
-        positions: int32; [n], one for each row, in a step; else [1], the first row's.
+        positions: [n] int32.
         is_step: whether the rows belong to n sequences, not to n tokens of one.
 
     Returns:
@@ -245,7 +246,7 @@ def prepare(
     n_jobs = n_rows * (shape.n_heads + 2 * shape.n_kv_heads)
     n_seqs, n_tokens = (n_rows, 1) if is_step else (1, n_rows)
     q, k, v = _prepare(
-        [rows, weights.q_norm, weights.k_norm, weights.eps, weights.frequencies, positions],
+        [rows, weights.q_norm, weights.k_norm, weights.frequencies, positions],
         shape.template(rows.dtype) | {"ROTARY": shape.n_rotated, "IS_STEP": int(is_step), "THREADS": threads},
         (-(-n_jobs // _WARPS),),
         threads,
@@ -282,7 +283,7 @@ def decode(
     # Columns that a warp reads at once: fewer where many heads share them, whose sums it holds.
     unrolled = 4 if shape.n_heads // shape.n_kv_heads * shape.head_dim <= 1024 else 2
     parts, tops, shares = _decode(
-        [q, keys, values, weights.scale, weights.scale if padding is None else padding],
+        [q, keys, values, weights.frequencies if padding is None else padding],
         template | {"UNROLLED": unrolled, "IS_PADDED": int(padding is not None), "THREADS": threads},
         (n_parts, shape.n_kv_heads, n_seqs),
         threads,

@@ -97,7 +97,6 @@ if (SUMMED)
     const bool is_inside = n < n_rows && first + r < n_out;
     before[j] = static_cast<float>(residual[is_inside ? (long long)n * n_out + first + r : 0]);
   }
-const float epsilon = NORMED ? static_cast<float>(eps[0]) : 0.0f;
 float sum[TILES][OUTS][4];
 float square[TILES][2][4];
 #pragma unroll
@@ -213,7 +212,7 @@ for (int j = 0; j < RESULTS; ++j) {
     if (NORMED) length += squares[w][n];
   }
   if (NORMED) {
-    const float factor = rsqrtf(length / IN + epsilon);
+    const float factor = rsqrtf(length / IN + __uint_as_float(EPS));
     value *= factor;
     up *= factor;
   }
@@ -225,7 +224,7 @@ for (int j = 0; j < RESULTS; ++j) {
 
 _multiply = Kernel(
     "few_rows",
-    ["x", "weight", "scales", "biases", "norm", "eps", "residual"],
+    ["x", "weight", "scales", "biases", "norm", "residual"],
     ["y"],
     _MULTIPLY,
     header=_TENSOR_CORE,
@@ -248,10 +247,10 @@ class Matrix(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """An RMS norm: weight [in] in bfloat16, eps [1] in float32."""
+    """An RMS norm: weight [in] in bfloat16, and what is added to the mean square."""
 
     weight: mx.array
-    eps: mx.array
+    eps: float
 
 
 def matrix_of(layer: nn.Module) -> Matrix | None:
@@ -308,7 +307,7 @@ def multiply(
             matrix.weight,
             matrix.scales,
             matrix.biases,
-            *(Norm(unused, unused) if norm is None else norm),
+            unused if norm is None else norm.weight,
             unused if residual is None else residual,
         ],
         {
@@ -317,6 +316,7 @@ def multiply(
             "IN": n_in,
             "BITS": matrix.bits,
             "GROUP": matrix.group,
+            "EPS": 0.0 if norm is None else norm.eps,
             "OUTS": n_outs,
             "TILES": 1 if n_rows <= 16 else 2,
             "NORMED": int(norm is not None),

@@ -46,8 +46,6 @@ class CudaAttention(Attention):
         self._weights = AttentionWeights(
             q_norm=block.q_norm.weight,
             k_norm=block.k_norm.weight,
-            eps=mx.array([block.q_norm.eps], mx.float32),
-            scale=mx.array([self._scale], mx.float32),
             frequencies=frequencies * block.rope.scale,
         )
         mx.eval(*self._weights)  # or a compiled step would compute them anew each time
@@ -61,11 +59,11 @@ class CudaAttention(Attention):
 
     def prefill(self, x: mx.array, rows: KvRows) -> mx.array:
         joined = self.inputs.joined(x)
-        start = mx.array([rows.length], mx.int32)
-        q, k, v = prepare(joined.squeeze(0), start, self._shape, self._weights, is_step=False)
+        positions = mx.arange(rows.length, rows.length + x.shape[1], dtype=mx.int32)
+        q, k, v = prepare(joined.squeeze(0), positions, self._shape, self._weights, is_step=False)
         keys, values = rows.append(k, v)
         if is_needed(self._shape.head_dim, q.dtype):
-            out = attend_causal(q, keys, values, self._weights.scale)
+            out = attend_causal(q, keys, values, self._scale)
         else:
             out = self._device.attend(q, keys, values, self._scale, "causal" if x.shape[1] > 1 else None)
         n_heads, dim = self._shape.n_heads, self._shape.head_dim
@@ -103,4 +101,5 @@ def positions_of(groups: Sequence[StepGroup]) -> mx.array:
 
 
 def _shape_of(block: nn.Module, config: ModelConfig) -> AttentionShape:
-    return AttentionShape(config.n_heads, config.n_kv_heads, config.head_dim, block.rope.dims)
+    n_heads, n_kv_heads = config.n_heads, config.n_kv_heads
+    return AttentionShape(n_heads, n_kv_heads, config.head_dim, block.rope.dims, block.q_norm.eps)

@@ -393,7 +393,7 @@ for (int r = 0; r < 4; ++r) {
   float square = 0.0f;
   for (int c = 0; c < COLUMNS; ++c) square += sum[r][c] * sum[r][c];
   for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffff, square, step);
-  const float norm = rsqrtf(square / DV + eps[0]);
+  const float norm = rsqrtf(square / DV + __uint_as_float(EPS));
   const int at = first + ti + 16 * r;
   if (at < n_tokens)
     for (int c = 0; c < COLUMNS; ++c) {
@@ -456,9 +456,7 @@ _solve = Kernel(
     "gdn_solve", ["mixed", "rows", "decay_rate", "dt_bias"], ["u", "w", "to_end", "totals"], _SOLVE
 )
 _carry = Kernel("gdn_carry", ["u", "w", "to_end", "totals", "start"], ["starts", "news", "last"], _CARRY)
-_attend = Kernel(
-    "gdn_attend", ["mixed", "rows", "starts", "news", "totals", "norm_weight", "eps"], ["out"], _ATTEND
-)
+_attend = Kernel("gdn_attend", ["mixed", "rows", "starts", "news", "totals", "norm_weight"], ["out"], _ATTEND)
 _capture = Kernel(
     "gdn_capture",
     ["position", "mixed", "rows", "window", "starts", "news", "totals"],
@@ -468,12 +466,13 @@ _capture = Kernel(
 
 
 class GdnShape(NamedTuple):
-    """Heads and widths of a GDN layer."""
+    """Heads and widths of a GDN layer, and what its gated norm adds to the mean square."""
 
     n_key_heads: int
     n_value_heads: int
     key_head_dim: int
     value_head_dim: int
+    norm_eps: float
 
     @property
     def n_channels(self) -> int:
@@ -495,6 +494,7 @@ class GdnShape(NamedTuple):
             "DV": self.value_head_dim,
             "CH": self.n_channels,
             "WIDTH": self.width,
+            "EPS": self.norm_eps,
         }
 
 
@@ -503,14 +503,13 @@ class GdnWeights(NamedTuple):
 
     Attributes:
         taps: [4, C] of the convolution; norm_weight: [Dv]; both in the model's dtype.
-        decay_rate: -exp(A_log), [Hv]; dt_bias: [Hv]; eps: [1], of the gated norm; float32.
+        decay_rate: -exp(A_log), [Hv]; dt_bias: [Hv]; both in float32.
     """
 
     taps: mx.array
     decay_rate: mx.array
     dt_bias: mx.array
     norm_weight: mx.array
-    eps: mx.array
 
 
 class Walk(NamedTuple):
@@ -576,7 +575,7 @@ def walk(rows: mx.array, window: mx.array, state: mx.array, shape: GdnShape, wei
         [((heads, n_chunks, dv, dk), mx.float32), (u.shape, mx.float32), (state.shape, mx.float32)],
     )
     (out,) = _attend(
-        [mixed, rows, starts, news, totals, weights.norm_weight, weights.eps],
+        [mixed, rows, starts, news, totals, weights.norm_weight],
         template,
         (n_chunks, heads),
         _THREADS,

@@ -100,7 +100,7 @@ if (lane == 0) partial[warp] = square;
 __syncthreads();
 square = 0.0f;
 for (int i = 0; i < WARPS; ++i) square += partial[i];
-const float norm = rsqrtf(square / DV + eps[0]);
+const float norm = rsqrtf(square / DV + __uint_as_float(EPS));
 for (int i = t; i < DV; i += THREADS) {
   float z = static_cast<float>(rows[row + CH + head * DV + i]);
   float gate = z / (1.0f + expf(-z));

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-Template = dict[str, int | mx.Dtype]
+Template = dict[str, int | float | mx.Dtype]
 Outputs = Sequence[tuple[Sequence[int], mx.Dtype]]
 
 
@@ -52,7 +53,9 @@ class Kernel:
 
         Args:
             inputs: the arrays.
-            template: compile-time constants and types of the source.
+            template: compile-time constants and types of the source. A float arrives as its bits, for
+                ``__uint_as_float``. An array of one number would be slow in its place: MLX keeps such in
+                the host's memory, and every block would read it from there.
             blocks: [1..3] blocks in each direction.
             threads: of a block.
             outputs: shape and dtype of each result.
@@ -60,13 +63,18 @@ class Kernel:
         x, y, z = (*blocks, 1, 1)[:3]
         results: list[mx.array] = _built(*self._definition)(
             inputs=list(inputs),
-            template=list(template.items()),
+            template=[(key, _bits(x) if isinstance(x, float) else x) for key, x in template.items()],
             grid=(x * threads, y, z),
             threadgroup=(threads, 1, 1),
             output_shapes=[tuple(shape) for shape, _ in outputs],
             output_dtypes=[dtype for _, dtype in outputs],
         )
         return results
+
+
+def _bits(x: float) -> int:
+    bits: int = struct.unpack("<i", struct.pack("<f", x))[0]
+    return bits
 
 
 @cache

@@ -26,11 +26,14 @@ class CudaLinearAttention(LinearAttention):
         super().__init__(block, config, device)
         self.inputs, self.output = self._inputs, block.out_proj
         self._shape = GdnShape(
-            config.n_key_heads, config.n_value_heads, config.key_head_dim, config.value_head_dim
+            config.n_key_heads,
+            config.n_value_heads,
+            config.key_head_dim,
+            config.value_head_dim,
+            block.norm.eps,
         )
-        eps = mx.array([block.norm.eps], mx.float32)
         bias = block.dt_bias.astype(mx.float32)
-        self._weights = GdnWeights(self._taps, self._decay_rate, bias, block.norm.weight, eps)
+        self._weights = GdnWeights(self._taps, self._decay_rate, bias, block.norm.weight)
         mx.eval(*self._weights)  # or a compiled step would compute them anew each time
 
     @staticmethod

@@ -39,7 +39,7 @@ if (lane == 0) partial[warp] = square;
 __syncthreads();
 square = 0.0f;
 for (int i = 0; i < WARPS; ++i) square += partial[i];
-const float scale = rsqrtf(square / H + eps[0]);
+const float scale = rsqrtf(square / H + __uint_as_float(EPS));
 #pragma unroll
 for (int i = 0; i < PARTS; ++i) {
   const int at = 4 * (i * THREADS + t);
@@ -68,17 +68,17 @@ for (int j = 0; j < 4; ++j) {
 *reinterpret_cast<Four*>(&out[row * F + column]) = y;
 """
 
-_add_norm = Kernel("add_norm", ["x", "y", "weight", "eps"], ["total", "normed"], _ADD_NORM)
+_add_norm = Kernel("add_norm", ["x", "y", "weight"], ["total", "normed"], _ADD_NORM)
 _swiglu = Kernel("swiglu", ["joined"], ["out"], _SWIGLU)
 
 
-def add_norm(x: mx.array, y: mx.array, weight: mx.array, eps: mx.array) -> tuple[mx.array, mx.array]:
-    """``x + y`` and its RMS norm times ``weight``; x, y [..., H], weight [H] in one dtype, H a multiple of 4,
-    eps [1] in float32."""
+def add_norm(x: mx.array, y: mx.array, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    """``x + y`` and its RMS norm times ``weight``; x, y [..., H], weight [H] in one dtype, H a multiple of
+    4."""
     width = x.shape[-1]
     total, normed = _add_norm(
-        [x, y, weight, eps],
-        {"T": x.dtype, "H": width, "THREADS": _THREADS},
+        [x, y, weight],
+        {"T": x.dtype, "H": width, "EPS": eps, "THREADS": _THREADS},
         (x.size // width,),
         _THREADS,
         [(x.shape, x.dtype), (x.shape, x.dtype)],

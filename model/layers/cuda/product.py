@@ -40,7 +40,7 @@ class Product:
         self._matrix = matrix_of(layers[0]) if len(layers) == 1 else None
         self._fused_norm: Norm | None = None
         if norm is not None:
-            self._fused_norm = Norm(norm.weight, mx.array([norm.eps], mx.float32))
+            self._fused_norm = Norm(norm.weight, norm.eps)
 
     def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         """x [B, in] to [B, out], ``residual`` [B, out] added to it."""

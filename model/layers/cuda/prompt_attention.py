@@ -21,11 +21,11 @@ constexpr int WARPS = THREADS / 32;
 __shared__ float tops[WARPS];
 __shared__ float sums[WARPS];
 const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-const int n_columns = scores_shape[3];
-const int seen = n_columns - n_queries[0] + (int)(blockIdx.x % n_queries[0]) + 1;
+const int n_queries = scores_shape[3], n_columns = scores_shape[4];
+const int seen = n_columns - n_queries + (int)(blockIdx.x % n_queries) + 1;
 const T* row = scores + (long long)blockIdx.x * n_columns;
 T* out = shares + (long long)blockIdx.x * n_columns;
-const float factor = scale[0];
+const float factor = __uint_as_float(SCALE);
 float top = -1e30f, sum = 0.0f;
 for (int c = t; c < seen; c += THREADS) {
   const float x = factor * static_cast<float>(row[c]);
@@ -56,7 +56,7 @@ for (int c = t; c < n_columns; c += THREADS)
   out[c] = static_cast<T>(c < seen ? share * expf(factor * static_cast<float>(row[c]) - top) : 0.0f);
 """
 
-_softmax = Kernel("causal_softmax", ["scores", "scale", "n_queries"], ["shares"], _SOFTMAX)
+_softmax = Kernel("causal_softmax", ["scores"], ["shares"], _SOFTMAX)
 
 
 def is_needed(head_dim: int, dtype: mx.Dtype) -> bool:
@@ -64,11 +64,11 @@ def is_needed(head_dim: int, dtype: mx.Dtype) -> bool:
     return head_dim > _FUSED_WIDTH or dtype == mx.float32
 
 
-def attend_causal(q: mx.array, k: mx.array, v: mx.array, scale: mx.array) -> mx.array:
+def attend_causal(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     """Attention of the last T of S tokens of one sequence.
 
     Args:
-        q: [1, Hq, T, D]; k, v: [1, Hkv, S, D], views or not; scale: [1] float32.
+        q: [1, Hq, T, D]; k, v: [1, Hkv, S, D], views or not; scale: of the scores.
 
     Returns:
         [1, Hq, T, D].
@@ -87,11 +87,11 @@ def attend_causal(q: mx.array, k: mx.array, v: mx.array, scale: mx.array) -> mx.
     return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
-def _causal_softmax(scores: mx.array, n_queries: int, scale: mx.array) -> mx.array:
+def _causal_softmax(scores: mx.array, n_queries: int, scale: float) -> mx.array:
     """scores [1, Hkv, heads x queries, S] of ``n_queries`` that end at the last column to shares."""
     (shares,) = _softmax(
-        [scores, scale, mx.array([n_queries], mx.int32)],
-        {"T": scores.dtype, "THREADS": _THREADS},
+        [scores.reshape(*scores.shape[:2], -1, n_queries, scores.shape[-1])],
+        {"T": scores.dtype, "SCALE": scale, "THREADS": _THREADS},
         (scores.shape[1] * scores.shape[2],),
         _THREADS,
         [(scores.shape, scores.dtype)],
