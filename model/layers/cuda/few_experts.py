@@ -70,9 +70,10 @@ for (int c = 0; c < CHOSEN; ++c) {
 }
 if (lane < CHOSEN) {
   chosen[token * CHOSEN + lane] = which;
-  shares[token * CHOSEN + lane] = NORMALISED ? mine / sum : mine;
+  shares[token * (CHOSEN + 1) + lane] = NORMALISED ? mine / sum : mine;
 }
-if (lane == 0) gates[token] = 1.0f / (1.0f + expf(-static_cast<float>(row[EXPERTS])));
+if (lane == 0)
+  shares[token * (CHOSEN + 1) + CHOSEN] = 1.0f / (1.0f + expf(-static_cast<float>(row[EXPERTS])));
 """
 
 # How RUN numbers of a matrix are read at once, and multiplied by as many of an input.
@@ -137,6 +138,7 @@ if (lane == 0) wide[(long long)pair * WIDE + f] = static_cast<T>(gate / (1.0f + 
 _NARROW = """
 const int lane = threadIdx.x % 32, h = blockIdx.x * WARPS + threadIdx.x / 32, token = blockIdx.y;
 if (h >= OUT) return;
+const float* share = &shares[token * (CHOSEN + 1)];
 float total = 0.0f;
 #pragma unroll
 for (int c = 0; c < CHOSEN; ++c) {
@@ -146,15 +148,15 @@ for (int c = 0; c < CHOSEN; ++c) {
   #pragma unroll
   for (int k = lane * RUN; k < WIDE; k += 32 * RUN)
     sum += product(read(row + k), row + k, &wide[pair * WIDE + k]);
-  total += shares[pair] * sum;
+  total += share[c] * sum;
 }
 for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
 const long long at = (long long)token * OUT + h;
-if (lane == 0) y[at] = static_cast<T>(total + gates[token] * static_cast<float>(shared[at]));
+if (lane == 0) y[at] = static_cast<T>(total + share[CHOSEN] * static_cast<float>(shared[at]));
 """
 
 _MATRICES = ["weight", "scales", "biases"]
-_route = Kernel("route", ["logits"], ["chosen", "shares", "gates"], _ROUTE)
+_route = Kernel("route", ["logits"], ["chosen", "shares"], _ROUTE)
 _widen = {
     is_plain: Kernel(
         "widen", ["x", "chosen", *_MATRICES], ["wide"], (_PLAIN if is_plain else _PACKED) + _WIDEN
@@ -164,7 +166,7 @@ _widen = {
 _narrow = {
     is_plain: Kernel(
         "narrow",
-        ["wide", "chosen", "shares", "shared", "gates", *_MATRICES],
+        ["wide", "chosen", "shares", "shared", *_MATRICES],
         ["y"],
         (_PLAIN if is_plain else _PACKED) + _NARROW,
     )
@@ -193,13 +195,12 @@ class Routes(NamedTuple):
 
     Attributes:
         chosen: [N, K] experts.
-        shares: [N, K] what each expert's output is multiplied by, in float32.
-        gates: [N] what the shared expert's output is multiplied by, in float32.
+        shares: [N, K + 1] what each expert's output is multiplied by, and at last the shared expert's, in
+            float32.
     """
 
     chosen: mx.array
     shares: mx.array
-    gates: mx.array
 
 
 def experts_of(layer: nn.Module) -> Experts | None:
@@ -242,7 +243,7 @@ def route(logits: mx.array, n_chosen: int, *, is_normalised: bool) -> Routes:
         },
         (-(-n_tokens // _WARPS),),
         32 * _WARPS,
-        [((n_tokens, n_chosen), mx.uint32), ((n_tokens, n_chosen), mx.float32), ((n_tokens,), mx.float32)],
+        [((n_tokens, n_chosen), mx.uint32), ((n_tokens, n_chosen + 1), mx.float32)],
     )
     return Routes(*outputs)
 
@@ -267,7 +268,7 @@ def narrow(wide: mx.array, routes: Routes, shared: mx.array, outputs: Experts) -
     n_tokens, n_chosen, width = wide.shape
     n_out = outputs.weight.shape[1]
     (y,) = _narrow[outputs.bits == 16](
-        [wide, routes.chosen, routes.shares, shared, routes.gates, *outputs[:3]],
+        [wide, routes.chosen, routes.shares, shared, *outputs[:3]],
         {"WIDE": width, "OUT": n_out, **_constants(wide, n_chosen, outputs)},
         (-(-n_out // _WARPS), n_tokens),
         32 * _WARPS,
