@@ -8,9 +8,9 @@ table.
     python evaluate.py --url http://127.0.0.1:8000/v1 --against http://127.0.0.1:8001/v1 --only "2 recall"
 
 ``--against`` compares a server that remembers with one that never does. The first is led through each
-conversation before the question, turn by turn (a long one every few turns); the second is asked the
-question alone. All they say then, thoughts and calls included, must be the same, word for word; the exit
-status is 1 where something is not.
+conversation before the question, turn by turn (a long one every few turns), or is asked the question once
+before where nothing comes before it; the second is asked the question alone. All they say then, thoughts
+and calls included, must be the same, word for word; the exit status is 1 where something is not.
 
 Right means: every round's tool calls are the expected ones, names and arguments, and the last answer is the
 expected text. The thought is not compared. Names, words, numbers, tool names and wordings are none that
@@ -103,9 +103,9 @@ def history(conversation: Conversation) -> list[Message]:
 
 def lead_up(client: Client, conversation: Conversation, session: str) -> None:
     """Send the turns before the question, of long conversations every few, so that the server has them in
-    its memory."""
+    its memory; the question itself where there are none."""
     messages = history(conversation)
-    ends = [i + 1 for i, m in enumerate(messages[:-1]) if m["role"] in ("user", "tool")]
+    ends = [i + 1 for i, m in enumerate(messages[:-1]) if m["role"] in ("user", "tool")] or [len(messages)]
     for end in ends[:: 1 + len(ends) // 8]:
         client.reply(messages[:end], conversation.tools, conversation.thinking, session=session, max_tokens=8)
 
