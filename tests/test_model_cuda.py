@@ -24,6 +24,7 @@ from model.layers.cuda import few_experts, kernel, prompt_attention
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, decode
 from model.layers.cuda.few_rows import Norm, matrix_of, multiply
 from model.layers.cuda.pointwise import add_norm, swiglu
+from model.layers.cuda.product import Product
 from model.layers.projection import Projection
 from model.state import State
 
@@ -229,6 +230,17 @@ def test_few_rows_are_multiplied_with_what_stands_around_the_product(
         wanted = wanted + residual
     # Exact where nothing is rounded to bfloat16 on the way, as the normed row and the unpacked weight are.
     assert_near(found, wanted, 1e-6 if bits == 16 and "norm" not in around else 5e-3)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_a_product_norms_its_rows_with_weights_of_any_dtype(dtype: mx.Dtype) -> None:
+    layer, weight = linear(40, 320, 16)
+    norm = nn.RMSNorm(320)
+    norm.weight = (1 + 0.1 * mx.random.normal((320,))).astype(dtype)
+    x = mx.random.normal((3, 320)).astype(mx.bfloat16)
+    found = Product([layer], lambda layer, x: layer(x), norm=norm, dtype=mx.float32)(x)
+    normed = mx.fast.rms_norm(x.astype(mx.float32), norm.weight.astype(mx.float32), norm.eps)
+    assert_near(found, mx.array(np.array(normed) @ np.array(weight).T), 5e-3)
 
 
 def test_a_row_of_few_comes_out_the_same_whoever_is_beside_it() -> None:

@@ -37,10 +37,9 @@ class Product:
         self._norm = norm
         self._is_gated = is_gated
         self._dtype = dtype
-        self._matrix = matrix_of(layers[0]) if len(layers) == 1 else None
-        self._fused_norm: Norm | None = None
-        if norm is not None:
-            self._fused_norm = Norm(norm.weight, norm.eps)
+        fits = len(layers) == 1 and (norm is None or norm.weight.dtype == mx.bfloat16)
+        self._matrix = matrix_of(layers[0]) if fits else None
+        self._fused_norm = None if norm is None else Norm(norm.weight, norm.eps)
 
     def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         """x [B, in] to [B, out], ``residual`` [B, out] added to it."""
