@@ -129,8 +129,8 @@ def ask(client: Client, conversation: Conversation, skill: str, session: str | N
     all_said.append(word_for_word(reply))
     content = (reply["content"] or "").strip()
     right = content == conversation.last.answer and not reply.get("tool_calls")
-    said = f"{content!r} {calls_of(reply) or ''}"
-    note = f"{conversation.last.user[-120:]!r}: {conversation.last.answer!r} but {said}"
+    instead = f"{content!r} {calls_of(reply) or ''}"
+    note = f"{conversation.last.user[-120:]!r}: {conversation.last.answer!r} but {instead}"
     return Outcome(skill, conversation.thinking, right, note, tuple(all_said))
 
 
