@@ -66,8 +66,10 @@ def run_bare(path: Path, n_tokens: int, n_streams: int) -> None:
     import mlx.core as mx
 
     from model.checkpoint.load import load
+    from model.sampling import Sampler, SamplingParams, sample_rows
 
     model = load(path)
+    greedy = [Sampler(SamplingParams(temperature=0), model.config.vocab_size)] * n_streams
     for _ in sys.stdin:
         batch = model.new_batch()
         for key in range(n_streams):
@@ -79,7 +81,7 @@ def run_bare(path: Path, n_tokens: int, n_streams: int) -> None:
         for i in range(n_tokens):
             if i == 1:
                 start = time.perf_counter()
-            following = mx.argmax(batch.step(tokens), axis=-1)
+            following = sample_rows(greedy, batch.step(tokens), on_host=model.steps_on_host)
             mx.async_eval(following)
             tokens.tolist()
             tokens = following
@@ -141,13 +143,14 @@ def stream_all(url: str, body: dict[str, object], n_streams: int) -> float:
 
 
 def stream_once(url: str, body: dict[str, object], session: str) -> float:
-    """Seconds a token of one reply takes, from its first chunk to its last."""
+    """Seconds a token of one reply takes, from its first text to its last, so without the prompt."""
     times, n_tokens, headers = [], 0, {"X-Session-Id": session}
     with httpx.stream("POST", f"{url}/chat/completions", json=body, headers=headers, timeout=600) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))
-                if chunk["choices"] and any(chunk["choices"][0]["delta"].values()):
+                delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
+                if delta.get("content") or delta.get("reasoning_content"):  # the first chunk has but a role
                     times.append(time.perf_counter())
                 if chunk.get("usage"):
                     n_tokens = chunk["usage"]["completion_tokens"]

@@ -53,6 +53,9 @@ class Forward:
     """The weights of one model and the passes over them; holds nothing of any sequence.
 
     Everything here runs on the one thread that loaded the weights.
+
+    Attributes:
+        steps_on_host: the logits of a step are computed, in the host's memory, when it returns.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Forward:
             self._whole_step = CompiledStep(model.model, self._blocks, self._head, device)
         if device.kind == "cpu" and CpuStep.takes(model.model, self._blocks, self._head):
             self._whole_step = CpuStep(model.model, self._blocks, self._head, device.crew)
+        self.steps_on_host = isinstance(self._whole_step, CpuStep)
         self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
         self.kv_layout = KvLayout(
             config.n_kv_heads, config.head_dim, getattr(mx, fingerprint.dtype), fingerprint.kv_bits

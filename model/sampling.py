@@ -91,6 +91,11 @@ class Sampler:
         """Nothing is added to or taken from the model's logits."""
         return self._counts is None and self._bias is None
 
+    @property
+    def only_compares(self) -> bool:
+        """The likeliest token is taken, of logits that differ from the model's by a bias at most."""
+        return self.params.is_greedy and self._counts is None
+
     def __call__(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
         """The next token, a lazy uint32 scalar.
 
@@ -117,6 +122,10 @@ class Sampler:
             logits = logits + self._bias
         return logits if mask is None else mx.where(mask, logits, -mx.inf)
 
+    def greatest(self, logits: NDArray[np.float32]) -> int:
+        """The next token where the sampler :attr:`only_compares`, of ``logits`` [V]; as MLX would pick it."""
+        return int(np.argmax(logits if self._bias is None else logits + np.asarray(self._bias)))
+
     def accept(self, token: mx.array) -> None:
         """The reply grew by ``token`` (lazy scalar)."""
         if self._counts is not None:
@@ -137,6 +146,8 @@ def sample_rows(
     logits: mx.array,
     masks: Sequence[mx.array | None] | None = None,
     swaps: Sequence[Swap | None] | None = None,
+    *,
+    on_host: bool = False,
 ) -> mx.array:
     """The next token of every row, lazy uint32 [B]; each row as if it were alone.
 
@@ -144,8 +155,15 @@ def sample_rows(
         samplers: one for each row of ``logits`` [B, V].
         masks: for each row the tokens allowed [V] bool, or None.
         swaps: for each row what is done to its sampled token, or None.
+        on_host: the logits are float32, computed, and in the host's memory. Where every row only compares,
+            tokens are then picked at once: a graph costs more than the comparison.
     """
     masks = masks or [None] * len(samplers)
+    swaps = swaps or [None] * len(samplers)
+    is_free = all(mask is None for mask in masks) and all(swap is None for swap in swaps)
+    if on_host and is_free and all(sampler.only_compares for sampler in samplers):
+        rows = np.asarray(logits)
+        return mx.array([s.greatest(row) for s, row in zip(samplers, rows, strict=True)], mx.uint32)
     is_plain = all(s.is_plain and mask is None for s, mask in zip(samplers, masks, strict=True))
     if not is_plain:
         lone = [logits] if len(samplers) == 1 else mx.split(logits, len(samplers))  # no copy of a single row
@@ -156,7 +174,7 @@ def sample_rows(
         groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(row)
     picked = [_pick_group(logits, key, rows, samplers) for key, rows in groups.items()]
     tokens = picked[0] if len(picked) == 1 else _in_rows(picked, list(groups.values()))
-    if swaps is not None and any(swap is not None for swap in swaps):
+    if any(swap is not None for swap in swaps):
         tokens = mx.stack([tokens[i] if swap is None else swap(tokens[i]) for i, swap in enumerate(swaps)])
     for row, sampler in enumerate(samplers):
         if not sampler.is_plain:
