@@ -30,11 +30,12 @@ class TokenBuffer:
         """Bytes held, spare room included."""
         return int(self._ids.nbytes)
 
-    def append(self, token: int) -> None:
-        """Add one id."""
-        self._reserve(1)
+    def append(self, token: int) -> bool:
+        """Add one id; returns whether that took more memory."""
+        has_grown = self._reserve(1)
         self._ids[self._n] = token
         self._n += 1
+        return has_grown
 
     def extend(self, ids: TokenIds | Iterable[int]) -> None:
         """Add ids in order."""
@@ -52,9 +53,11 @@ class TokenBuffer:
         """A buffer of its own with the first ``n`` ids."""
         return TokenBuffer(self.view[:n])
 
-    def _reserve(self, n_more: int) -> None:
+    def _reserve(self, n_more: int) -> bool:
         needed = self._n + n_more
-        if needed > len(self._ids):
-            grown = np.empty(max(needed, len(self._ids) * 5 // 4, 64), dtype=np.uint32)
-            grown[: self._n] = self.view
-            self._ids = grown
+        if needed <= len(self._ids):
+            return False
+        grown = np.empty(max(needed, len(self._ids) * 5 // 4, 64), dtype=np.uint32)
+        grown[: self._n] = self.view
+        self._ids = grown
+        return True

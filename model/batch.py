@@ -47,10 +47,14 @@ class DecodeBatch:
     Members of like length stand in one padded buffer per layer, so that a step writes one column for
     all. Joins and leaves are only noted; buffers are rebuilt at the next step, those of the groups that
     changed. A lone member keeps the buffers it came with.
+
+    Attributes:
+        has_grown: the last step may have changed :attr:`n_bytes`.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
+        self.has_grown = False
         self._lengths: dict[int, int] = {}  # by key, in the order of joining
         self._joined: dict[int, State] = {}  # members that no step has seen yet
         self._groups: list[_Group] = []
@@ -127,8 +131,10 @@ class DecodeBatch:
             Logits [B, V], float32, lazy.
         """
         assert tokens.shape == (len(self._lengths),)
-        if self._rows != self.keys:
+        has_changed = self._rows != self.keys
+        if has_changed:
             self._settle()
+        self.has_grown = has_changed or any(rows.is_full for group in self._groups for rows in group.kv[:1])
         logits = self._step(tokens, self._positions(), self._recurrent)
         for key in self._lengths:
             self._lengths[key] += 1

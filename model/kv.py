@@ -103,6 +103,11 @@ class KvRows:
         return int(self._buffers[0].shape[2])
 
     @property
+    def is_full(self) -> bool:
+        """One more row takes more memory."""
+        return self.length == self.capacity
+
+    @property
     def n_bytes(self) -> int:
         return sum(int(buffer.nbytes) for buffer in self._buffers)
 
@@ -127,7 +132,7 @@ class KvRows:
         if self.layout.bits:
             stored = self.append(mx.array(keys)[:, :, None], mx.array(values)[:, :, None])
             return np.asarray(stored[0]), np.asarray(stored[1])
-        if self.length == self.capacity:
+        if self.is_full:
             self._buffers = self._grown(self.length + 1)
         views = [np.asarray(buffer) for buffer in self._buffers]
         for view, rows in zip(views, (keys, values), strict=True):

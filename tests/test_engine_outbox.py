@@ -11,10 +11,19 @@ from driver import Driver, Outcome, plain_prompt
 
 from cache.planner import CrossTurnSlotId
 from model.forward import Forward
-from model.text.deltas import ContentDelta, ToolCallArguments, ToolCallStart
+from model.text.deltas import ContentDelta
 from server.engine.loop import EngineLoop, LoopOptions
 from server.engine.outbox import Outbox
-from server.events import Event, Failed, Finished, GenerationRequest, Planned, Progress, TokenLogprob
+from server.events import (
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Planned,
+    Progress,
+    ReplyFormat,
+    TokenLogprob,
+)
 
 MakeLoop = Callable[..., EngineLoop]
 PROMPT = [3 + i % 200 for i in range(300)]
@@ -23,15 +32,20 @@ HOUR = 3600.0
 
 @dataclass
 class Client:
-    """A request, and what it was told."""
+    """A request whose reply grows by a letter a token, and what it was told."""
 
     name: str
     told: list[Event] = field(default_factory=list)
     n_tokens: int = 0
+    n_taken: int = 0
 
     def __post_init__(self) -> None:
         slot = CrossTurnSlotId.for_session(None, self.name)
         self.request = GenerationRequest(self.name, slot, plain_prompt([1]), 100, self.told.append)
+
+    def take_progress(self) -> Progress:
+        new, self.n_taken = range(self.n_taken, self.n_tokens), self.n_tokens
+        return Progress(0, tuple(ContentDelta("abcdefghij"[i]) for i in new), (), self.n_tokens)
 
     @property
     def texts(self) -> list[str]:
@@ -40,7 +54,7 @@ class Client:
 
 @dataclass
 class Line:
-    """An outbox with a clock that stands still, and clients whose replies grow by a letter a step."""
+    """An outbox with a clock that stands still, and clients whose replies grow by a token a step."""
 
     interval_s: float
     now: float = 0.0
@@ -51,10 +65,8 @@ class Line:
     def step(self, *clients: Client, after_s: float = 0.0) -> None:
         self.now += after_s
         for client in clients:
-            letter = "abcdefghij"[client.n_tokens]
             client.n_tokens += 1
-            told = TokenLogprob(client.n_tokens, -1.0, ())
-            self.outbox.grow(client.request, Progress(0, (ContentDelta(letter),), (told,), client.n_tokens))
+            self.outbox.grow(client)
         self.outbox.end_step()
 
 
@@ -63,10 +75,6 @@ def test_fast_tokens_go_out_together_once_the_interval_is_over() -> None:
     for _ in range(8):
         line.step(client, after_s=0.008)
     assert client.texts == ["a", "bcd", "efg"]
-    last = client.told[-1]
-    assert isinstance(last, Progress)
-    assert last.n_tokens == 7
-    assert [told.token_id for told in last.logprobs] == [5, 6, 7]
 
 
 def test_slow_tokens_go_out_one_by_one() -> None:
@@ -98,29 +106,6 @@ def test_an_event_comes_after_the_text_before_it() -> None:
     line.outbox.tell(one.request, Failed("gone", "cancelled"))
     assert [type(event) for event in one.told] == [Progress, Progress, Failed]
     assert other.texts == ["a", "bc"]
-
-
-def test_deltas_of_one_kind_become_one_and_replies_of_a_request_stay_apart() -> None:
-    line, client = Line(HOUR), Client("one")
-    line.step(client)
-    for index, deltas in (
-        (0, (ContentDelta("x"),)),
-        (1, (ContentDelta("other"),)),
-        (0, (ToolCallStart(0, "id", "f"), ToolCallArguments(0, '{"a":'))),
-        (0, (ToolCallArguments(0, "1}"), ToolCallStart(1, "di", "g"), ToolCallArguments(1, "{}"))),
-    ):
-        line.outbox.grow(client.request, Progress(index, deltas, (), 5))
-    line.outbox.flush()
-    first, second = client.told[1:]
-    assert isinstance(first, Progress)
-    assert first.deltas == (
-        ContentDelta("x"),
-        ToolCallStart(0, "id", "f"),
-        ToolCallArguments(0, '{"a":1}'),
-        ToolCallStart(1, "di", "g"),
-        ToolCallArguments(1, "{}"),
-    )
-    assert second == Progress(1, (ContentDelta("other"),), (), 5)
 
 
 # -- in the engine's loop ---------------------------------------------------------------------------
@@ -197,3 +182,54 @@ def test_a_reply_that_fails_is_told_what_it_had_grown_to(
     monkeypatch.setattr("server.engine.decoding.sample_rows", fail)
     patient.loop.step()
     assert kinds(outcome) == [Planned, Progress, Progress, Failed]
+
+
+def test_told_together_a_reply_has_the_same_text_and_logprobs(patient: Driver, make_loop: MakeLoop) -> None:
+    late = patient.ask(PROMPT, max_tokens=40, top_logprobs=2)
+    soon = Driver(make_loop(stop_ids=frozenset())).ask(PROMPT, max_tokens=40, top_logprobs=2)
+    assert n_progress(late) == 2 < n_progress(soon)
+    assert late.text() == soon.text()
+    assert logprobs(late) == logprobs(soon)
+    assert len(logprobs(late)) > 30
+    assert late.finished == soon.finished
+    assert len(late.events[2].deltas) == len({type(d) for d in late.events[2].deltas})  # type: ignore[union-attr]
+
+
+def n_progress(outcome: Outcome) -> int:
+    return sum(isinstance(event, Progress) for event in outcome.events)
+
+
+def logprobs(outcome: Outcome) -> list[TokenLogprob]:
+    return [told for event in outcome.events if isinstance(event, Progress) for told in event.logprobs]
+
+
+def test_a_stop_string_ends_a_reply_at_its_token_however_long_text_may_wait(
+    patient: Driver, make_loop: MakeLoop
+) -> None:
+    soon = Driver(make_loop(stop_ids=frozenset()))
+    stop = soon.ask(PROMPT, max_tokens=40).text()[20:23]
+    form = ReplyFormat(stops=(stop,))
+    late, there = (driver.ask(PROMPT, max_tokens=40, reply=form, session="s") for driver in (patient, soon))
+    assert late.finished[0].reason == "stop"
+    assert late.finished == there.finished
+    assert late.text() == there.text()
+
+
+def test_a_fault_in_reading_tokens_that_waited_ends_that_reply_alone(
+    patient: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = patient.submit(PROMPT, session="good", max_tokens=20)
+    bad = patient.submit([*PROMPT, 3], session="bad", max_tokens=20)
+    while n_told(bad) == 0:
+        patient.loop.step()
+    patient.loop.step()
+    reply = next(reply for reply in patient.loop._decoder.replies if reply.request.id == bad.id)
+
+    def fail(_: int) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(reply.reader, "push", fail)
+    patient.submit(PROMPT[:20], session="third")  # what waits is read before another prompt is
+    patient.run()
+    assert bad.failed is not None
+    assert len(good.finished[0].token_ids) == 20

@@ -335,3 +335,18 @@ def test_parallel_questions_over_one_system_prompt_read_it_once(driver: Driver, 
 
 def _raise(*_: object) -> object:
     raise RuntimeError("planted")
+
+
+def test_the_budget_is_looked_at_whenever_a_step_has_taken_memory(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    looks: list[int] = []
+    monkeypatch.setattr(driver.loop.store, "enforce", lambda: looks.append(driver.loop.store.n_bytes))
+    driver.submit(PROMPT, session="a", max_tokens=700)
+    driver.submit(PROMPT[:100], session="b", max_tokens=700)
+    n_steps = 0
+    while driver.loop.step():
+        n_steps += 1
+        assert looks[-1] == driver.loop.store.n_bytes
+    assert len(looks) < n_steps / 10

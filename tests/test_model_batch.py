@@ -16,6 +16,7 @@ from model import batch as batch_module
 from model.batch import DecodeBatch
 from model.checkpoint.load import load
 from model.forward import Forward
+from model.kv import STEP
 
 LENGTHS = (5, 40, 64, 3, 130)
 
@@ -219,3 +220,18 @@ def test_any_order_of_joins_and_leaves_gives_the_replies_of_sequences_alone(
             company.step()
     for key, reply in company.replies.items():
         assert reply == alone(model, key, len(reply))
+
+
+def test_a_step_after_which_more_memory_is_held_says_so(model: Forward) -> None:
+    company = Company(model)
+    n_bytes, n_said = 0, 0
+    for step in range(2 * STEP + 20):
+        if step in (0, 5):
+            company.join(step)
+        if step == STEP:
+            company.batch.leave(0)
+        company.step()
+        assert company.batch.has_grown or company.batch.n_bytes == n_bytes
+        n_bytes = company.batch.n_bytes
+        n_said += company.batch.has_grown
+    assert n_said < 10

@@ -22,7 +22,7 @@ from model.sampling import sample_rows
 from model.state import Checkpoint, State
 from server.engine.outbox import Outbox
 from server.engine.sequence import Reply
-from server.events import Finished, FinishReason, Progress, TokenLogprob
+from server.events import Finished, TokenLogprob
 
 
 class _Row:
@@ -46,7 +46,10 @@ class Decoder:
     Args:
         forward: the model.
         stop_ids: token ids that end a reply.
-        outbox: is told what replies grow by.
+        outbox: is told which replies grow.
+
+    Attributes:
+        has_grown: the last step may have taken more memory.
     """
 
     def __init__(self, forward: Forward, stop_ids: frozenset[int], outbox: Outbox) -> None:
@@ -54,6 +57,7 @@ class Decoder:
         self._stop_ids = stop_ids
         self._forward = forward
         self._batch = forward.new_batch()
+        self.has_grown = False
         self._replies: dict[int, Reply] = {}  # by batch key
         self._sampled: mx.array | None = None  # [B] uint32, one for each row, not yet fed
         self._logprobs: dict[int, Logprobs] = {}  # by batch key, of the tokens in _sampled
@@ -66,7 +70,7 @@ class Decoder:
     def join(self, reply: Reply, logits: mx.array) -> None:
         """Begin writing ``reply`` from its prompt's last ``logits``, [V]."""
         key = next(self._keys)
-        token = _sample([reply], logits[None])[0]
+        token = self._pick([reply], logits[None])[0]
         if reply.request.top_logprobs is not None:
             self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
         token = token.reshape(1)
@@ -85,6 +89,7 @@ class Decoder:
         for key, reply in self._replies.items():
             self._remember(key, reply)
         logits = self._batch.step(fed)  # [B, V]
+        self.has_grown = self._batch.has_grown
         if any(reply.constraint is not None for reply in self._replies.values()):
             # A constraint must have seen the token just fed before it can judge the next one.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
@@ -122,7 +127,7 @@ class Decoder:
 
     def _sample(self, logits: mx.array) -> None:
         replies = self.replies
-        sampled = _sample(replies, logits)
+        sampled = self._pick(replies, logits)
         self._logprobs = {
             key: logprobs_of(logits[row], sampled[row], reply.request.top_logprobs)
             for row, (key, reply) in enumerate(self._replies.items())
@@ -131,44 +136,46 @@ class Decoder:
         self._sampled = sampled
         mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))  # type: ignore[no-untyped-call]
 
+    def _pick(self, replies: Sequence[Reply], logits: mx.array) -> mx.array:
+        """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]."""
+        return sample_rows(
+            [reply.sampler for reply in replies],
+            logits,
+            [reply.mask(logits.shape[1]) for reply in replies],
+            [reply.swap for reply in replies],
+            on_host=self._forward.steps_on_host,
+        )
+
     def _read(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
-        """Read the tokens that were fed, [B], and tell what they add to each reply's text."""
+        """Add the tokens that were fed, [B], to the replies, and tell of it."""
         tokens = cast(list[int], fed.tolist())
         for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
-            reply.running.ids.append(token)
-            reply.token_ids.append(token)
+            self.has_grown |= reply.running.ids.append(token)
             try:
-                self._tell(reply, token, logprobs.get(key))
+                self._grow(reply, token, logprobs.get(key))
             except Exception as fault:  # of the text side: this reply's alone
-                reply.fault, reply.finish = fault, None
+                reply.fail(fault)
             if not reply.is_over and due_while_decoding(len(reply.running), reply.newest_state):
                 reply.running.capture(self._batch.snapshot(key))
                 reply.newest_state = len(reply.running)
+                self.has_grown = True
         self._outbox.end_step()
 
-    def _tell(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
+    def _grow(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
         is_stop = token in self._stop_ids
-        if not is_stop and logprobs is not None:
-            reply.untold_logprobs[reply.reader.n_tokens] = TokenLogprob(token, *logprobs.read())
-        deltas = [] if is_stop else reply.reader.push(token)
-        reply.finish = self._finish_of(reply, is_stop)
-        if reply.finish is not None:
-            deltas += reply.reader.finish()
-            is_cut = reply.finish == "length" and reply.reader.in_call
-            if reply.reader.called_tools and not is_cut:
-                reply.finish = "tool_calls"
-        told = tuple(
-            reply.untold_logprobs.pop(i)
-            for i in reply.reader.take_content_tokens()
-            if i in reply.untold_logprobs
-        )
-        self._outbox.grow(reply.request, Progress(reply.index, tuple(deltas), told, len(reply.token_ids)))
-
-    @staticmethod
-    def _finish_of(reply: Reply, is_stop: bool) -> FinishReason | None:
-        if is_stop or reply.reader.stopped:
-            return "stop"
-        return "length" if len(reply.token_ids) >= reply.request.max_tokens else None
+        if not is_stop:
+            reply.unread_ids.append(token)
+            if logprobs is not None:
+                reply.untold_logprobs[reply.n_tokens] = TokenLogprob(token, *logprobs.read())
+        reply.token_ids.append(token)
+        is_last = is_stop or reply.n_tokens >= reply.request.max_tokens
+        if is_last or reply.reads_every_token:
+            reply.read()
+            if is_stop or reply.reader.stopped:
+                reply.end("stop")
+            elif is_last:
+                reply.end("length")
+        self._outbox.grow(reply)
 
     def _remember(self, key: int, reply: Reply) -> None:
         """Keep the states that a stop string may want back: it can begin at most as many tokens ago
@@ -186,12 +193,6 @@ class Decoder:
             if checkpoint.length <= kept:
                 reply.running.rewind(checkpoint)
                 return
-
-
-def _sample(replies: Sequence[Reply], logits: mx.array) -> mx.array:
-    """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]."""
-    masks = [reply.mask(logits.shape[1]) for reply in replies]
-    return sample_rows([reply.sampler for reply in replies], logits, masks, [reply.swap for reply in replies])
 
 
 def finished(reply: Reply) -> Finished:

@@ -361,7 +361,8 @@ class EngineLoop:
             else:
                 self._keep(reply)
                 self._outbox.tell(reply.request, finished(reply))
-        self._store.enforce()
+        if self._decoder.has_grown:
+            self._store.enforce()
         return True
 
     # -- the ends of a request --------------------------------------------------------------------

@@ -1,36 +1,46 @@
 """What is told of requests, several tokens at a time where they come fast.
 
-To hand anything over wakes the event loop's thread, which is dear beside a decode step of a few milliseconds.
-So the text of all replies waits until the interval since the last time is over, and then goes out together.
+To hand anything over wakes the event loop's thread, and reading a token as text takes longer the longer ago
+that code ran last; both are dear beside a decode step of a few milliseconds. So all replies wait until the
+interval since the last time is over, and only then are asked for the text they have grown by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
-from model.text.deltas import joined
 from server.events import Event, GenerationRequest, Progress
 
 
-@dataclass(slots=True)
-class _Held:
-    request: GenerationRequest
-    progress: Progress
+class Growing(Protocol):
+    """A reply that is being written."""
+
+    @property
+    def request(self) -> GenerationRequest: ...
+
+    @property
+    def n_tokens(self) -> int:
+        """Its tokens so far."""
+        ...
+
+    def take_progress(self) -> Progress:
+        """What it has grown by since the last call. Never raises."""
+        ...
 
 
 class Outbox:
     """Emits the events of all requests; what is held back goes out before anything else does.
 
     Args:
-        interval_s: how long text may wait for more; 0 hands every token over at once.
+        interval_s: how long tokens may wait for more; 0 hands every one over at once.
         clock: seconds, monotonic.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         self._interval_s = interval_s
         self._clock = clock
-        self._held: dict[tuple[str, int], _Held] = {}
+        self._grown: dict[int, Growing] = {}  # by identity
         self._has_first_token = False
         self._flushed_at = float("-inf")
 
@@ -39,15 +49,10 @@ class Outbox:
         self.flush()
         request.emit(event)
 
-    def grow(self, request: GenerationRequest, progress: Progress) -> None:
-        """A reply has grown; :meth:`end_step` decides when that is told."""
-        key = request.id, progress.index
-        held = self._held.get(key)
-        if held is None:
-            self._held[key] = _Held(request, progress)
-        else:
-            held.progress = _together(held.progress, progress)
-        self._has_first_token |= progress.n_tokens <= 1
+    def grow(self, reply: Growing) -> None:
+        """``reply`` has grown; :meth:`end_step` decides when that is told."""
+        self._grown[id(reply)] = reply
+        self._has_first_token |= reply.n_tokens <= 1
 
     def end_step(self) -> None:
         """Every reply has grown by its token: emit them if the interval is over or a reply has just begun."""
@@ -56,19 +61,10 @@ class Outbox:
 
     def flush(self) -> None:
         """Emit what is held. To be called before anything that takes longer than a step."""
-        if not self._held:
+        if not self._grown:
             return
-        held, self._held = self._held, {}
+        grown, self._grown = self._grown, {}
         self._has_first_token = False
         self._flushed_at = self._clock()
-        for one in held.values():
-            one.request.emit(one.progress)
-
-
-def _together(first: Progress, second: Progress) -> Progress:
-    return Progress(
-        index=first.index,
-        deltas=tuple(joined([*first.deltas, *second.deltas])),
-        logprobs=first.logprobs + second.logprobs,
-        n_tokens=second.n_tokens,
-    )
+        for reply in grown.values():
+            reply.request.emit(reply.take_progress())

@@ -12,9 +12,10 @@ import numpy as np
 from cache.entry import RunningEntry
 from cache.state import Checkpoint
 from model.sampling import Sampler, Swap
+from model.text.deltas import Delta, joined
 from model.text.reply import ReplyReader
 from server.engine.constraint import Constraint
-from server.events import FinishReason, GenerationRequest, TokenLogprob, WarmRequest
+from server.events import FinishReason, GenerationRequest, Progress, TokenLogprob, WarmRequest
 
 
 @dataclass
@@ -50,6 +51,8 @@ class Reply:
         keeps_entry: save the entry at the end; False for the further replies of ``n > 1``, which
             part from the first one only in text that the next prompt renders anew anyway.
         token_ids: the reply's ids, the stop token included.
+        unread_ids: those that ``reader`` has not read yet.
+        untold_deltas: what reading brought, until it goes out.
         untold_logprobs: by index of the token, until its text goes out as content.
         newest_state: position of the newest state kept, in tokens from the prompt's start.
         recent: states at the last few tokens, to go back to where a stop string cut the text.
@@ -65,6 +68,8 @@ class Reply:
     constraint: Constraint | None = None
     keeps_entry: bool = True
     token_ids: list[int] = field(default_factory=list)
+    unread_ids: list[int] = field(default_factory=list)
+    untold_deltas: list[Delta] = field(default_factory=list)
     untold_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     newest_state: int = 0
     recent: deque[Checkpoint] = field(default_factory=deque)
@@ -74,6 +79,42 @@ class Reply:
     @property
     def is_over(self) -> bool:
         return self.finish is not None or self.fault is not None
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def reads_every_token(self) -> bool:
+        """Whether the text of one token decides about the next, so that it cannot be read later."""
+        return self.constraint is not None or bool(self.request.reply.stops)
+
+    def read(self) -> None:
+        """Turn the tokens that are not read yet into text."""
+        unread, self.unread_ids = self.unread_ids, []
+        for token in unread:
+            self.untold_deltas += self.reader.push(token)
+
+    def end(self, reason: FinishReason) -> None:
+        """The reply is over; all its tokens were read."""
+        self.untold_deltas += self.reader.finish()
+        is_cut = reason == "length" and self.reader.in_call
+        self.finish = "tool_calls" if self.reader.called_tools and not is_cut else reason
+
+    def fail(self, fault: Exception) -> None:
+        """``fault`` breaks this reply alone."""
+        self.fault, self.finish = fault, None
+
+    def take_progress(self) -> Progress:
+        """What the reply has grown by since the last call. A fault in reading ends the reply."""
+        try:
+            self.read()
+        except Exception as fault:
+            self.fail(fault)
+        deltas, self.untold_deltas = self.untold_deltas, []
+        told = self.reader.take_content_tokens()
+        logprobs = tuple(self.untold_logprobs.pop(i) for i in told if i in self.untold_logprobs)
+        return Progress(self.index, tuple(joined(deltas)), logprobs, self.n_tokens)
 
     def mask(self, vocab_size: int) -> mx.array | None:
         """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
