@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -96,28 +96,41 @@ class EventStream(Response):
 
     async def _on_a_clock(self) -> AsyncGenerator[bytes]:
         """The frames of the chunks, with a comment wherever they keep the client waiting."""
-        async with aclosing(self._chunks) as chunks:
-            waiting = asyncio.ensure_future(_next(chunks))
-            try:
-                while True:
-                    done, _ = await asyncio.wait({waiting}, timeout=self._keep_alive_s)
-                    if not done:
-                        yield KEEP_ALIVE
-                        continue
-                    chunk = waiting.result()
-                    if chunk is None:
-                        return
-                    yield frame(chunk)
-                    waiting = asyncio.ensure_future(_next(chunks))
-            finally:
-                await _abandon(waiting)
+        # One task for all chunks, for one each would take three more turns of the loop. It is not ahead by
+        # more than a chunk.
+        made: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(1)
+        making = asyncio.ensure_future(_fill(made, self._chunks))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self._keep_alive_s):
+                        chunk = await made.get()
+                except TimeoutError:
+                    yield KEEP_ALIVE
+                    continue
+                if chunk is None:
+                    break
+                yield frame(chunk)
+            await making
+        finally:
+            await _abandon(making)
 
 
-async def _next(chunks: AsyncIterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    return await anext(chunks, None)
+async def _fill(
+    made: asyncio.Queue[Mapping[str, Any] | None], chunks: AsyncGenerator[Mapping[str, Any]]
+) -> None:
+    """Put all ``chunks`` in ``made``, and None where they end or fail; cancelled, nobody waits for it."""
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                await made.put(chunk)
+    except Exception:
+        await made.put(None)
+        raise
+    await made.put(None)
 
 
 async def _abandon(task: asyncio.Future[Any]) -> None:
-    """Cancel ``task`` and wait until it is over, so that its generator may be closed."""
+    """Cancel ``task`` and wait until it is over, so that its generator is closed."""
     task.cancel()
     await asyncio.wait({task})
