@@ -81,9 +81,12 @@ def steps_of_difference(a: int, b: int) -> str:
 
 def _numbers(rng: Random, state: State) -> tuple[int, int]:
     kind = rng.random()
-    if kind < 0.8 or state.lexicon.split == "held":
+    if kind < 0.55 or state.lexicon.split == "held":
         return state.lexicon.pair(rng, 10, 99)
-    if kind < 0.92:
+    if kind < 0.87:  # a digit on one side or on both, which leaves the thought a step or none after the first
+        low, high = rng.randint(0, 9), rng.choice((rng.randint(0, 9), rng.randint(0, 9), rng.randint(10, 99)))
+        return (low, high) if rng.random() < 0.4 else (high, low)
+    if kind < 0.93:
         return state.lexicon.pair(rng, 0, 99)
     return rng.randint(0, 999), rng.randint(0, 999)
 

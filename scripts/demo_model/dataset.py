@@ -24,8 +24,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import phrasing
+from conversation import State
 from lexicon import Lexicon
-from mixture import RAISED, Conversation, sample
+from mixture import ACTS, RAISED, Conversation, one, sample
 from render import Encoder, render
 
 DEMO = Path(__file__).parents[2] / "model" / "demo"
@@ -35,10 +36,14 @@ CONVERSATIONS_AT_ONCE = 256
 SHARDS_AHEAD = 300  # workers wait while this many are unread
 
 
-def conversations(seed: str, lexicon: Lexicon) -> Iterator[Conversation]:
+def conversations(seed: str, lexicon: Lexicon, act: str | None = None) -> Iterator[Conversation]:
+    """The mixture, or conversations of one or two turns that end in ``act``."""
     rng = Random(seed)
     while True:
-        yield sample(rng, lexicon)
+        if act is None:
+            yield sample(rng, lexicon)
+        else:
+            yield one(ACTS[act], 1)(State(rng, lexicon), rng.random() < 0.5)
 
 
 def _best_fit(lengths: list[int], n_rows: int) -> tuple[list[list[int]], list[int]]:
@@ -56,8 +61,10 @@ def _best_fit(lengths: list[int], n_rows: int) -> tuple[list[list[int]], list[in
     return rows, left
 
 
-def shards(seed: str, encoder: Encoder, lexicon: Lexicon) -> Iterator[dict[str, np.ndarray]]:
-    source, rng = conversations(seed, lexicon), Random(f"{seed}|words")
+def shards(
+    seed: str, encoder: Encoder, lexicon: Lexicon, act: str | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    source, rng = conversations(seed, lexicon, act), Random(f"{seed}|words")
     pool: list[tuple[np.ndarray, np.ndarray]] = []
     while True:
         while sum(len(ids) for ids, _ in pool) < ROWS_A_SHARD * ROW * 1.02:
@@ -86,11 +93,11 @@ def shards(seed: str, encoder: Encoder, lexicon: Lexicon) -> Iterator[dict[str, 
         yield out
 
 
-def _work(folder: Path, seed: str, worker: int) -> None:
+def _work(folder: Path, seed: str, act: str | None, worker: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     phrasing.BOOST.update(RAISED)
     encoder = Encoder(Tokenizer.from_file(str(DEMO / "tokenizer.json")))
-    for k, shard in enumerate(shards(f"{seed}|{worker}", encoder, Lexicon("train"))):
+    for k, shard in enumerate(shards(f"{seed}|{worker}", encoder, Lexicon("train"), act)):
         path = folder / f"{worker:02}-{k:05}.npz"
         np.savez(path.with_suffix(".tmp"), **shard)
         Path(f"{path.with_suffix('.tmp')}.npz").rename(path)
@@ -102,9 +109,9 @@ def _work(folder: Path, seed: str, worker: int) -> None:
             phrasing.BOOST.update(json.loads((folder / "boost.json").read_text()))
 
 
-def make(folder: Path, seed: str, n_workers: int) -> None:
+def make(folder: Path, seed: str, n_workers: int, act: str | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    workers = [multiprocessing.Process(target=_work, args=(folder, seed, i)) for i in range(n_workers)]
+    workers = [multiprocessing.Process(target=_work, args=(folder, seed, act, i)) for i in range(n_workers)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -165,13 +172,14 @@ def main() -> None:
     maker.add_argument("out", type=Path)
     maker.add_argument("--workers", type=int, default=14)
     maker.add_argument("--seed", default="0")
+    maker.add_argument("--act", choices=ACTS, help="only conversations of one or two turns that end in this")
     args = parser.parse_args()
     if args.command == "check":
         check(args.n)
     elif args.command == "tokenizer":
         tokenizer()
     else:
-        make(args.out, args.seed, args.workers)
+        make(args.out, args.seed, args.workers, args.act)
 
 
 if __name__ == "__main__":
