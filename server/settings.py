@@ -83,7 +83,7 @@ class Settings:
     thinking: bool | None = None
     reasoning_field: ReasoningField = "reasoning_content"
     max_body_bytes: int = 32 * 1024**2
-    stream_interval_s: float = 0.02
+    stream_interval_s: float = 0.04
     keep_alive_s: float = 5.0
     stall_s: float = 300.0
     drain_s: float = 5.0
