@@ -17,7 +17,6 @@ import gc
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
 from chart import Line, chart  # noqa: E402
+from figures import Figures, OutOfTimeError  # noqa: E402
 from filled import decode_seconds, filled_cache, filled_state, stepper, timed  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from random_model import forward_over, random_modules  # noqa: E402
@@ -42,10 +42,6 @@ from model.forward import Forward  # noqa: E402
 PART = 4096  # tokens read at each context
 
 Tell = Callable[[str, float, str], None]  # what, how much, of what
-
-
-class OutOfTimeError(Exception):
-    """Ends a run after the figure that was being measured."""
 
 
 def main() -> None:
@@ -65,20 +61,13 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, nargs="+", help="draw a chart of such files, measure nothing")
     parser.add_argument("--chart", type=Path, help="an SVG file for the cost of a token over context")
     options = parser.parse_args()
-    start = time.monotonic()
-    figures: list[dict[str, Any]] = []
-    if options.figures:
-        figures = [figure for path in options.figures for figure in json.loads(path.read_text())]
+    figures = Figures(options.out, options.seconds)
+    for path in options.figures or []:
+        figures.all += json.loads(path.read_text())
     model = ""
 
     def tell(what: str, value: float, unit: str) -> None:
-        figures.append({"model": model, "what": what, "value": value, "unit": unit, "on": detect().name})
-        after = time.monotonic() - start
-        print(f"{after:5.0f} s  {model:16}  {what:44} {value:10.2f} {unit}", flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(figures, indent=1))
-        if options.seconds and after > options.seconds:
-            raise OutOfTimeError
+        figures.tell(model, what, value, unit, on=detect().name)
 
     try:
         for shape, bits in [] if options.figures else itertools.product(options.shapes, options.bits):
@@ -86,10 +75,10 @@ def main() -> None:
             measure(shape, bits, options, tell)
             gc.collect()  # compiled steps and what they close over refer to each other
             mx.clear_cache()
-    except OutOfTimeError:
-        print(f"stopped: {options.seconds:.0f} s are over", flush=True)
+    except OutOfTimeError as stop:
+        print(stop, flush=True)
     if options.chart:
-        options.chart.write_text(context_chart(figures))
+        options.chart.write_text(context_chart(figures.all))
 
 
 def measure(shape: str, bits: int, options: argparse.Namespace, tell: Tell) -> None:

@@ -9,13 +9,13 @@ Needs torch and transformers, and no MLX. Prints a line for each figure, and wri
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from figures import Figures, OutOfTimeError
 from shape_table import SHAPES
 from transformers import (
     Qwen3_5ForCausalLM,
@@ -25,10 +25,6 @@ from transformers import (
 )
 
 N_STEPS = 20
-
-
-class OutOfTimeError(Exception):
-    """Ends a run after the figure that was being measured."""
 
 
 def main() -> None:
@@ -44,25 +40,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     options = parser.parse_args()
-    start = time.monotonic()
-    figures: list[dict[str, Any]] = []
+    figures = Figures(options.out, options.seconds)
 
     def tell(what: str, value: float, unit: str) -> None:
-        model = f"{options.shape} 16 bits"
-        figures.append({"model": model, "what": f"transformers: {what}", "value": value, "unit": unit})
-        after = time.monotonic() - start
-        print(f"{after:5.0f} s  {options.shape}  transformers: {what:38} {value:10.2f} {unit}", flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(figures, indent=1))
-        if options.seconds and after > options.seconds:
-            raise OutOfTimeError
+        figures.tell(f"{options.shape} 16 bits", f"transformers: {what}", value, unit)
 
     torch.manual_seed(0)
     try:
         with torch.inference_mode(), torch.device(options.device):
             measure(random_model(options.shape), options, tell)
-    except OutOfTimeError:
-        print(f"stopped: {options.seconds:.0f} s are over", flush=True)
+    except OutOfTimeError as stop:
+        print(stop, flush=True)
 
 
 def random_model(shape: str) -> Any:
