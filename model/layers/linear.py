@@ -29,12 +29,16 @@ def _apply(layer: nn.Module, x: mx.array) -> mx.array:
     return out
 
 
+def unpacked(layer: nn.Module) -> mx.array:
+    """The matrix [..., out, in] of an affinely quantised layer, made anew."""
+    return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+
+
 def _apply_unpacked(layer: nn.Module, x: mx.array) -> mx.array:
     """Many rows through the unpacked matrix, which is made anew for each product and not kept."""
     many = x.size // x.shape[-1] >= _UNPACK_ROWS
     if many and type(layer) is nn.QuantizedLinear and "bias" not in layer and layer.mode == "affine":
-        weight = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
-        return x @ weight.T
+        return x @ unpacked(layer).T
     return _apply(layer, x)
 
 

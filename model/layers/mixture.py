@@ -10,7 +10,8 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from model.device import Device
 from model.layers.cuda import few_experts
-from model.layers.cuda.few_experts import Experts
+from model.layers.cuda.few_rows import Matrix
+from model.layers.linear import unpacked
 from model.layers.projection import Projection
 
 # Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
@@ -35,7 +36,7 @@ class Mixture:
         self._n_chosen: int = block.top_k
         self._is_normalised: bool = block.norm_topk_prob
         experts = [few_experts.experts_of(layer) for layer in (*self._inputs.layers, self._output)]
-        self._kernels: tuple[Experts, Experts] | None = None
+        self._kernels: tuple[Matrix, Matrix] | None = None
         if device.kind == "cuda" and few_experts.can_route(self._n_chosen) and len(experts) == 2:
             inputs, output = experts
             self._kernels = None if inputs is None or output is None else (inputs, output)
@@ -54,7 +55,7 @@ class Mixture:
         routed = (outputs * shares[..., None]).sum(axis=-2)
         return routed + mx.sigmoid(shared_gate) * self._shared(x)
 
-    def _in_kernels(self, x: mx.array, inputs: Experts, output: Experts) -> mx.array:
+    def _in_kernels(self, x: mx.array, inputs: Matrix, output: Matrix) -> mx.array:
         rows = x.reshape(-1, x.shape[-1])
         logits = self._router.joined(rows)
         routes = few_experts.route(logits, self._n_chosen, is_normalised=self._is_normalised)
@@ -87,7 +88,6 @@ def _product(layer: nn.Module, x: mx.array, chosen: mx.array, *, is_sorted: bool
     can_unpack = type(layer) is QuantizedSwitchLinear and layer.mode == "affine" and "bias" not in layer
     if is_sorted and can_unpack:
         # All experts of the layer at once: sorted rows leave few of them out.
-        weight = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
-        return mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=True)
+        return mx.gather_mm(x, unpacked(layer).swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=True)
     out: mx.array = layer(x, chosen, sorted_indices=is_sorted)
     return out

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.layers.cpu.crew import Crew
+from model.layers.linear import unpacked
 
 Array = NDArray[np.float32]
 
@@ -34,11 +35,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 def matrix(layer: nn.Module) -> Array:
     """[in, out]: a view of the weights, or their unpacked form. Call on the thread that runs MLX."""
-    if _is_packed(layer):
-        weight = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
-    else:
-        weight = layer.weight
-    return np.asarray(weight).T
+    return np.asarray(unpacked(layer) if _is_packed(layer) else layer.weight).T
 
 
 def pieces(n_rows: int, crew: Crew) -> list[slice]:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from model.layers.cuda.few_rows import Matrix
 from model.layers.cuda.kernel import Kernel
 
 _WARPS = 8
@@ -174,22 +175,6 @@ _narrow = {
 }
 
 
-class Experts(NamedTuple):
-    """A matrix for each expert as the kernels read them.
-
-    Attributes:
-        weight: [E, out, in], or packed integers of ``bits`` in uint32, the first in the lowest bits.
-        scales, biases: [E, out, in / group]: a weight is ``scale * q + bias``; of no use at 16 bits.
-        bits: 16 for plain matrices of any dtype.
-    """
-
-    weight: mx.array
-    scales: mx.array
-    biases: mx.array
-    bits: int
-    group: int
-
-
 class Routes(NamedTuple):
     """Where N tokens go.
 
@@ -203,7 +188,7 @@ class Routes(NamedTuple):
     shares: mx.array
 
 
-def experts_of(layer: nn.Module) -> Experts | None:
+def experts_of(layer: nn.Module) -> Matrix | None:
     """The layer's matrices; None if the kernels do not take them: anything but plain or affinely quantised
     ones of 4 or 8 bits, whose rows are read in whole vectors."""
     if "bias" in layer:
@@ -211,10 +196,10 @@ def experts_of(layer: nn.Module) -> Experts | None:
     if type(layer) is SwitchLinear:
         weight = layer.weight
         fits = weight.shape[-1] * weight.dtype.size % 16 == 0
-        return Experts(weight, weight, weight, 16, 1) if fits else None
+        return Matrix(weight, weight, weight, 16, 1) if fits else None
     if type(layer) is QuantizedSwitchLinear and layer.mode == "affine" and layer.bits in (4, 8):
         assert layer.biases is not None  # affine
-        return Experts(layer.weight, layer.scales, layer.biases, layer.bits, layer.group_size)
+        return Matrix(layer.weight, layer.scales, layer.biases, layer.bits, layer.group_size)
     return None
 
 
@@ -248,7 +233,7 @@ def route(logits: mx.array, n_chosen: int, *, is_normalised: bool) -> Routes:
     return Routes(*outputs)
 
 
-def widen(x: mx.array, chosen: mx.array, inputs: Experts) -> mx.array:
+def widen(x: mx.array, chosen: mx.array, inputs: Matrix) -> mx.array:
     """x [N, H] through [gate | up] of its experts, to silu(gate) * up [N, K, F]."""
     n_tokens, n_chosen = chosen.shape
     width = inputs.weight.shape[1] // 2
@@ -262,7 +247,7 @@ def widen(x: mx.array, chosen: mx.array, inputs: Experts) -> mx.array:
     return wide
 
 
-def narrow(wide: mx.array, routes: Routes, shared: mx.array, outputs: Experts) -> mx.array:
+def narrow(wide: mx.array, routes: Routes, shared: mx.array, outputs: Matrix) -> mx.array:
     """What :func:`widen` gave through the experts' last matrices, summed by shares, and the shared expert's
     output [N, H] times its gate: [N, H]."""
     n_tokens, n_chosen, width = wide.shape
@@ -277,5 +262,5 @@ def narrow(wide: mx.array, routes: Routes, shared: mx.array, outputs: Experts) -
     return y
 
 
-def _constants(x: mx.array, n_chosen: int, experts: Experts) -> dict[str, int | mx.Dtype]:
+def _constants(x: mx.array, n_chosen: int, experts: Matrix) -> dict[str, int | mx.Dtype]:
     return {"T": x.dtype, "CHOSEN": n_chosen, "WARPS": _WARPS, "BITS": experts.bits, "GROUP": experts.group}

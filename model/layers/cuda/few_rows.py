@@ -232,11 +232,12 @@ _multiply = Kernel(
 
 
 class Matrix(NamedTuple):
-    """A linear layer's weights [out, in] as the kernel reads them.
+    """A linear layer's weights [out, in], or those of experts [E, out, in], as kernels read them.
 
     Attributes:
-        weight: bfloat16, or packed integers of ``bits`` in uint32, the first in the lowest bits.
-        scales, biases: [out, in / group] in bfloat16: a weight is ``scale * q + bias``; of no use at 16 bits.
+        weight: as it is, or packed integers of ``bits`` in uint32, the first in the lowest bits.
+        scales, biases: [..., out, in / group]: a weight is ``scale * q + bias``; of no use at 16 bits.
+        bits: 16 for what is not packed.
     """
 
     weight: mx.array
