@@ -116,15 +116,17 @@ class KvRows:
         """What has to be evaluated for this object to be up to date."""
         return self._buffers
 
-    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add rows [B, H, n, D]; returns keys and values [B, H, length, D] of everything in use."""
+    def append(self, keys: mx.array, values: mx.array, *, whole: int = 1) -> tuple[mx.array, mx.array]:
+        """Add rows [B, H, n, D]; returns keys and values [B, H, length, D] of everything in use, and of as
+        many columns behind it as make their number a multiple of ``whole``, which divides :data:`STEP`. What
+        stands in those is finite, and nobody's."""
         start, end = self.length, self.length + keys.shape[2]
         if end > self.capacity:
             self._buffers = self._grown(end)
         for buffer, rows in zip(self._buffers, self.layout.encode(keys, values), strict=True):
             buffer[:, :, start:end] = rows
         self.length = end
-        return self.layout.decode(self._used(slice(None), 0, end))
+        return self.layout.decode(self._used(slice(None), 0, -(-end // whole) * whole))
 
     def write(self, keys: Rows, values: Rows) -> tuple[Rows, Rows]:
         """Add one row of each sequence, [B, H, D], in NumPy and at once; returns views [B, H, length, D] of

@@ -147,6 +147,34 @@ def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(
                 assert_near(left.matrix, right.matrix)
 
 
+def test_a_prompt_after_a_cut_does_not_see_what_stood_there() -> None:
+    plain, fused, _ = both(SHAPES["more value heads, wide attention"])
+    logits = []
+    for forward in (fused, plain):
+        with mx.stream(mx.gpu if forward is fused and detect().kind == "cuda" else mx.cpu):
+            state = forward.new_state()
+            (checkpoint,) = forward.prefill(state, ids(90), capture_at=(37,)).checkpoints
+            state.restore(checkpoint)
+            logits.append(forward.prefill(state, ids(5, seed=1)).logits)
+            mx.eval(logits)
+    assert_near(*logits)
+
+
+@pytest.mark.parametrize("n_behind", [0, 27])
+def test_queries_in_blocks_attend_to_no_key_behind_their_own(
+    n_behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_attention, "_MOST_ROWS", 64)
+    n_queries, n_keys = 150, 229
+    q = mx.random.normal((1, 4, n_queries, 64))
+    keys, values = (mx.random.normal((1, 2, n_keys + n_behind, 64)) for _ in range(2))
+    found = prompt_attention.attend_causal(q, keys, values, n_keys, 0.3)
+    with mx.stream(mx.cpu):
+        within = (side[:, :, :n_keys] for side in (keys, values))
+        wanted = mx.fast.scaled_dot_product_attention(q, *within, scale=0.3, mask="causal")
+    assert_near(found, wanted, 1e-5)
+
+
 @pytest.mark.parametrize(("name", "small"), [(name, small) for name in SHAPES for small in (1024, 8)])
 def test_sequences_of_unlike_lengths_decode_as_they_do_with_array_operations(
     name: str, small: int, monkeypatch: pytest.MonkeyPatch

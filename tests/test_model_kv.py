@@ -40,6 +40,17 @@ def test_what_is_appended_can_be_read_across_growth(layout: KvLayout) -> None:
     assert np.abs(np.array(values) + everything).max() <= tolerance(layout)
 
 
+def test_rows_in_whole_blocks_start_with_those_in_use_and_end_with_finite_ones(layout: KvLayout) -> None:
+    rows = KvRows.empty(layout)
+    rows.append(random_rows(300), random_rows(300, 1))
+    rows.truncate(200)
+    keys, values = rows.append(random_rows(5, 2), random_rows(5, 3), whole=64)
+    assert keys.shape[2] == values.shape[2] == 256
+    assert np.abs(np.array(keys[:, :, 200:205]) - np.array(random_rows(5, 2))).max() <= tolerance(layout)
+    assert np.isfinite(np.array(keys)).all()
+    assert np.isfinite(np.array(values)).all()
+
+
 def test_rows_written_at_once_stand_where_appended_ones_would(layout: KvLayout) -> None:
     ours, theirs = KvRows.empty(layout), KvRows.empty(layout)
     for rows in (ours, theirs):

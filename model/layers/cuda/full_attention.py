@@ -13,7 +13,7 @@ from model.device import Device
 from model.kv import KvRows
 from model.layers.attention import Attention, StepGroup, batch_order
 from model.layers.cuda.attention import AttentionShape, AttentionWeights, can_attend, decode, prepare
-from model.layers.cuda.prompt_attention import attend_causal, is_needed
+from model.layers.cuda.prompt_attention import ALIGNMENT, attend_causal, is_needed
 
 
 class Heads(NamedTuple):
@@ -61,10 +61,11 @@ class CudaAttention(Attention):
         joined = self.inputs.joined(x)
         positions = mx.arange(rows.length, rows.length + x.shape[1], dtype=mx.int32)
         q, k, v = prepare(joined.squeeze(0), positions, self._shape, self._weights, is_step=False)
-        keys, values = rows.append(k, v)
         if is_needed(self._shape.head_dim, q.dtype):
-            out = attend_causal(q, keys, values, self._scale)
+            keys, values = rows.append(k, v, whole=ALIGNMENT)
+            out = attend_causal(q, keys, values, rows.length, self._scale)
         else:
+            keys, values = rows.append(k, v)
             out = self._device.attend(q, keys, values, self._scale, "causal" if x.shape[1] > 1 else None)
         n_heads, dim = self._shape.n_heads, self._shape.head_dim
         gate = joined[..., : 2 * n_heads * dim].reshape(*x.shape[:2], n_heads, 2, dim)[..., 1, :]

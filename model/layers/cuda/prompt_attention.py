@@ -13,16 +13,18 @@ from model.layers.cuda.kernel import Kernel
 _FUSED_WIDTH = 128  # the widest head that MLX hands to cuDNN
 _MOST_ROWS, _FEWEST_ROWS = 1024, 64
 _SCORES = 1 << 27  # in memory at once
+ALIGNMENT = 64  # cuBLAS has no fast products for rows of an odd number of scores
 _THREADS = 256
 
 # One block does one row: maximum and sum as it reads, then the shares. Columns behind the row's own are 0.
+# Of the keys that the scores are meant for only the number is read.
 _SOFTMAX = """
 constexpr int WARPS = THREADS / 32;
 __shared__ float tops[WARPS];
 __shared__ float sums[WARPS];
 const int t = threadIdx.x, lane = t % 32, warp = t / 32;
 const int n_queries = scores_shape[3], n_columns = scores_shape[4];
-const int seen = n_columns - n_queries + (int)(blockIdx.x % n_queries) + 1;
+const int seen = keys_shape[2] - n_queries + (int)(blockIdx.x % n_queries) + 1;
 const T* row = scores + (long long)blockIdx.x * n_columns;
 T* out = shares + (long long)blockIdx.x * n_columns;
 const float factor = __uint_as_float(SCALE);
@@ -56,7 +58,7 @@ for (int c = t; c < n_columns; c += THREADS)
   out[c] = static_cast<T>(c < seen ? share * expf(factor * static_cast<float>(row[c]) - top) : 0.0f);
 """
 
-_softmax = Kernel("causal_softmax", ["scores"], ["shares"], _SOFTMAX)
+_softmax = Kernel("causal_softmax", ["scores", "keys"], ["shares"], _SOFTMAX, takes_views=True)
 
 
 def is_needed(head_dim: int, dtype: mx.Dtype) -> bool:
@@ -64,33 +66,40 @@ def is_needed(head_dim: int, dtype: mx.Dtype) -> bool:
     return head_dim > _FUSED_WIDTH or dtype == mx.float32
 
 
-def attend_causal(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+def attend_causal(q: mx.array, k: mx.array, v: mx.array, n_keys: int, scale: float) -> mx.array:
     """Attention of the last T of S tokens of one sequence.
 
     Args:
-        q: [1, Hq, T, D]; k, v: [1, Hkv, S, D], views or not; scale: of the scores.
+        q: [1, Hq, T, D].
+        k, v: [1, Hkv, S or more, D], views or not. Columns behind S are not attended to; up to a multiple of
+            :data:`ALIGNMENT` they make the products fast.
+        n_keys: S.
+        scale: of the scores.
 
     Returns:
         [1, Hq, T, D].
     """
     _, n_heads, n_queries, dim = q.shape
-    n_kv_heads, n_keys = k.shape[1], k.shape[2]
+    n_kv_heads = k.shape[1]
     n_rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _SCORES // (n_heads * n_keys)))
     outs = []
     for start in range(0, n_queries, n_rows):
         end = min(start + n_rows, n_queries)
         seen = n_keys - n_queries + end
+        columns = slice(-(-seen // ALIGNMENT) * ALIGNMENT)
         # The heads that share keys stand below each other: one product for all of them.
         block = q[:, :, start:end].reshape(1, n_kv_heads, -1, dim)
-        shares = _causal_softmax(block @ k[:, :, :seen].swapaxes(-1, -2), end - start, scale)
-        outs.append((shares @ v[:, :, :seen]).reshape(1, n_heads, end - start, dim))
+        scores = block @ k[:, :, columns].swapaxes(-1, -2)
+        shares = _causal_softmax(scores, k[:, :, :seen], end - start, scale)
+        outs.append((shares @ v[:, :, columns]).reshape(1, n_heads, end - start, dim))
     return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
-def _causal_softmax(scores: mx.array, n_queries: int, scale: float) -> mx.array:
-    """scores [1, Hkv, heads x queries, S] of ``n_queries`` that end at the last column to shares."""
+def _causal_softmax(scores: mx.array, keys: mx.array, n_queries: int, scale: float) -> mx.array:
+    """scores [1, Hkv, heads x queries, S or more] of ``n_queries`` that end at the last of ``keys``
+    [1, Hkv, S, D] to shares."""
     (shares,) = _softmax(
-        [scores.reshape(*scores.shape[:2], -1, n_queries, scores.shape[-1])],
+        [scores.reshape(*scores.shape[:2], -1, n_queries, scores.shape[-1]), keys],
         {"T": scores.dtype, "SCALE": scale, "THREADS": _THREADS},
         (scores.shape[1] * scores.shape[2],),
         _THREADS,
