@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -63,20 +63,48 @@ def filled_cache(model: nn.Module, config: ModelConfig, size: int, length: int) 
     return caches
 
 
-def decode_seconds(step: Step, size: int) -> float:
-    """Seconds a greedy step takes, the next one launched before the last is read."""
+class StepTimes(NamedTuple):
+    """Seconds of a step on the thread that makes it.
+
+    Attributes:
+        built: until its graph stands.
+        launched: until everything is handed to the device.
+        waited: for the tokens of the step before.
+    """
+
+    built: float
+    launched: float
+    waited: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def step_times(step: Step, size: int) -> StepTimes:
+    """What a greedy step takes on average, the next one launched before the last is read."""
     tokens = mx.zeros((size,), mx.uint32)
     for _ in range(8):
         tokens = mx.argmax(step(tokens), axis=-1)
         mx.eval(tokens)
-    start = time.perf_counter()
+    marks = [time.perf_counter()]
     for _ in range(N_STEPS):
         following = mx.argmax(step(tokens), axis=-1)
+        marks.append(time.perf_counter())
         mx.async_eval(following)
+        marks.append(time.perf_counter())
         tokens.tolist()
+        marks.append(time.perf_counter())
         tokens = following
     tokens.tolist()
-    return (time.perf_counter() - start) / N_STEPS
+    built, launched, waited = np.diff(marks).reshape(N_STEPS, 3).sum(axis=0)
+    waited += time.perf_counter() - marks[-1]
+    return StepTimes(*(float(part) / N_STEPS for part in (built, launched, waited)))
+
+
+def decode_seconds(step: Step, size: int, n_runs: int = 1) -> float:
+    """The median total of :func:`step_times` over some runs."""
+    return float(np.median([step_times(step, size).total for _ in range(n_runs)]))
 
 
 def timed(work: Callable[[], object], n_runs: int = 3) -> float:

@@ -40,6 +40,7 @@ from model.checkpoint.config import ModelConfig  # noqa: E402
 from model.forward import Forward  # noqa: E402
 
 PART = 4096  # tokens read at each context
+N_RUNS = 5  # of each figure of decoding; the median counts
 
 Tell = Callable[[str, float, str], None]  # what, how much, of what
 
@@ -119,7 +120,7 @@ def measure_ours(forward: Forward, options: argparse.Namespace, tell: Tell) -> N
         tell(f"prefill of {n}: peak memory", mx.get_peak_memory() / 1e9, "GB")
     for size in options.companies:
         states = [filled_state(forward, options.company_context) for _ in range(size)]
-        seconds = decode_seconds(stepper(forward, states), size)
+        seconds = decode_seconds(stepper(forward, states), size, N_RUNS)
         tell(f"decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
     for n in options.contexts:
         state = filled_state(forward, n)
@@ -129,7 +130,7 @@ def measure_ours(forward: Forward, options: argparse.Namespace, tell: Tell) -> N
         )
         tell(f"prefill of {PART} after {n}", PART / seconds, "tok/s")
         state.restore(start)
-        tell(f"decode after {n}", 1e3 * decode_seconds(stepper(forward, [state]), 1), "ms")
+        tell(f"decode after {n}", 1e3 * decode_seconds(stepper(forward, [state]), 1, N_RUNS), "ms")
 
 
 def measure_peer(model: nn.Module, config: ModelConfig, options: argparse.Namespace, tell: Tell) -> None:
@@ -139,7 +140,8 @@ def measure_peer(model: nn.Module, config: ModelConfig, options: argparse.Namesp
     tell("mlx-lm: prefill of 1024", 1024 / seconds, "tok/s")
     for size in options.companies:
         cache = filled_cache(model, config, size, options.company_context)
-        seconds = decode_seconds(lambda ids, cache=cache: model(ids[:, None], cache=cache)[:, -1], size)
+        step = lambda ids, cache=cache: model(ids[:, None], cache=cache)[:, -1]  # noqa: E731
+        seconds = decode_seconds(step, size, N_RUNS)
         tell(f"mlx-lm: decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
 
 

@@ -1,4 +1,5 @@
-"""What a decode step launches on a GPU: its kernels, how often, and how long they take.
+"""What a decode step launches on a GPU: its kernels, how often, and how long they take; and where the time of
+the thread that launches them goes.
 
     python bench/step_kernels.py --shape 0.8B --companies 1 16
 
@@ -15,7 +16,7 @@ prepare_side("crossturn")
 
 import mlx.core as mx  # noqa: E402
 import torch  # noqa: E402
-from filled import decode_seconds, filled_state, stepper  # noqa: E402
+from filled import filled_state, step_times, stepper  # noqa: E402
 from random_model import forward_over, random_modules  # noqa: E402
 from shape_table import SHAPES  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
@@ -35,14 +36,18 @@ def main() -> None:
     forward = forward_over(*random_modules(options.shape, options.bits))
     for size in options.companies:
         step = stepper(forward, [filled_state(forward, options.context) for _ in range(size)])
-        times = sorted(1e3 * decode_seconds(step, size) for _ in range(4))
+        times = sorted((step_times(step, size) for _ in range(9)), key=lambda times: times.total)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             mx.eval(mx.argmax(step(mx.zeros((size,), mx.uint32)), axis=-1))
             mx.synchronize()
         kernels = [event for event in profiler.key_averages() if event.device_time_total > 0]
         total = sum(event.device_time_total for event in kernels) / 1e3
         n = sum(event.count for event in kernels)
-        print(f"{size} sequences: {times[0]:.2f} to {times[2]:.2f} ms a step; {n} kernels, {total:.2f} ms")
+        least, median, most = (1e3 * times[i].total for i in (0, len(times) // 2, -1))
+        built, launched, waited = (1e3 * part for part in times[len(times) // 2])
+        print(f"{size} sequences: {median:.2f} ({least:.2f} to {most:.2f}) ms a step")
+        print(f"  {built:.2f} to build its graph, {launched:.2f} to launch it, {waited:.2f} of waiting")
+        print(f"  {n} kernels, {total:.2f} ms")
         for event in sorted(kernels, key=lambda event: -event.device_time_total):
             print(f"  {event.device_time_total / 1e3:8.3f} ms  {event.count:4} x  {event.key[:90]}")
 
