@@ -81,6 +81,11 @@ class EngineClient(Protocol):
         """Run ``fn`` over the store on the engine thread, between two steps."""
         ...
 
+    @property
+    def n_steps(self) -> int:
+        """The pulse alone, that of :class:`EngineStats`."""
+        ...
+
     def stats(self) -> EngineStats:
-        """A snapshot, at most one step old."""
+        """A snapshot of now."""
         ...

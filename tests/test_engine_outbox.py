@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -97,6 +97,22 @@ def test_a_first_token_goes_out_at_once_and_takes_along_what_others_wait_with() 
     line.step(old)
     line.step(old, new)
     assert (old.texts, new.texts) == (["a", "bc"], ["a"])
+
+
+def test_all_replies_are_read_before_any_is_told() -> None:
+    read: list[str] = []
+
+    class Reader(Client):
+        def take_progress(self) -> Progress:
+            read.append(self.name)
+            return super().take_progress()
+
+    line, one, other = Line(HOUR), Reader("one"), Reader("other")
+    n_read_when_told: list[int] = []
+    for client in (one, other):
+        client.request = replace(client.request, emit=lambda _: n_read_when_told.append(len(read)))
+    line.step(one, other)
+    assert n_read_when_told == [2, 2]
 
 
 def test_an_event_comes_after_the_text_before_it() -> None:

@@ -143,12 +143,14 @@ class EngineLoop:
         return None
 
     def stats(self) -> EngineStats:
-        n_running = len({reply.request.id for reply in self._decoder.replies})
-        n_running += self._reading_request is not None
-        counters = self.counters
+        """May be asked for from any thread: whatever changes meanwhile is read once."""
+        reading, counters = self._reading, self.counters
+        running = {reply.request.id for reply in self._decoder.replies}
+        if reading is not None and isinstance(reading.request, GenerationRequest):
+            running.add(reading.request.id)
         return EngineStats(
             n_steps=counters.n_steps,
-            n_running=n_running,
+            n_running=len(running),
             n_waiting=len(self._waiting),
             n_prompt_tokens=counters.n_prompt,
             n_reused_tokens=counters.n_reused,

@@ -66,5 +66,7 @@ class Outbox:
         grown, self._grown = self._grown, {}
         self._has_first_token = False
         self._flushed_at = self._clock()
-        for reply in grown.values():
-            reply.request.emit(reply.take_progress())
+        # First read, then tell: the first event wakes the event loop, which should find the others there.
+        told = [(reply.request.emit, reply.take_progress()) for reply in grown.values()]
+        for emit, progress in told:
+            emit(progress)

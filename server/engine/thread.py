@@ -36,7 +36,7 @@ class Engine:
         self._options = options
         self._tokenizer = tokenizer
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._stats = EngineStats(n_steps=0, n_running=0, n_waiting=0)
+        self._loop: EngineLoop | None = None  # set on the engine thread, while it runs
         self._thread: threading.Thread | None = None
         self._drain_until: float | None = None  # set and read on the engine thread
 
@@ -88,8 +88,14 @@ class Engine:
         self._messages.put(run)
         return future
 
+    @property
+    def n_steps(self) -> int:
+        loop = self._loop
+        return 0 if loop is None else loop.counters.n_steps
+
     def stats(self) -> EngineStats:
-        return self._stats
+        loop = self._loop
+        return EngineStats(n_steps=0, n_running=0, n_waiting=0) if loop is None else loop.stats()
 
     # -- on the engine thread ---------------------------------------------------------------------
 
@@ -97,6 +103,7 @@ class Engine:
         try:
             self._serve(ready)
         finally:
+            self._loop = None  # its arrays go on the thread that made them
             # MLX's threads for this thread's streams must be joined before the process ends: otherwise
             # its exit now and then aborts ("terminate called without an active exception").
             mx.synchronize()
@@ -108,6 +115,7 @@ class Engine:
         except BaseException as error:
             ready.set_exception(error)
             return
+        self._loop = loop
         ready.set_result(info)
         while not self._is_drained(loop):
             self._receive(loop)
@@ -116,7 +124,6 @@ class Engine:
             except Exception as fault:
                 log.critical("the engine's loop failed; all it remembered is dropped", exc_info=fault)
                 loop.reset()
-            self._stats = loop.stats()
         loop.cancel_all()
         self._refuse_the_rest(loop)
         loop.store.disk.close()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ParamSpec, TypeVar
 
 from server.client import EngineClient
@@ -15,6 +16,7 @@ from server.errors import UnavailableError
 from server.events import Failed
 from server.http.ahead import is_worth_it, warm_request
 from server.http.chat_request import ComposedChat
+from server.http.courier import Courier
 from server.http.metrics import Metrics
 from server.http.run import Run
 from server.http.served import Served
@@ -64,7 +66,11 @@ class Gateway:
         if self._is_draining:
             raise UnavailableError("The server is shutting down.", code="shutting_down", retry_after_s=10)
         record = RequestRecord(request_id, self.clock, self.metrics.observe)
-        return Run(self.engine, record, live=self._live, stall_s=self.settings.stall_s)
+        return Run(self.engine, self._courier, record, live=self._live, stall_s=self.settings.stall_s)
+
+    @cached_property
+    def _courier(self) -> Courier:
+        return Courier(asyncio.get_running_loop())
 
     def read_ahead(self, chat: ComposedChat, reply: ReplyMessage) -> None:
         """Have the engine read, when idle, what the prompt after ``reply`` is known to begin with."""

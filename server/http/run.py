@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from server.client import EngineClient
 from server.errors import EngineFaultError, HttpError, UnavailableError
 from server.events import Event, Failed, Finished, GenerationRequest, Planned
+from server.http.courier import Courier
+from server.http.watch import Watch
 from server.log import RequestRecord
 
 Emit = Callable[[Event], None]
@@ -22,20 +23,23 @@ class Run:
 
     Args:
         engine: what does the work.
+        courier: brings the engine's events.
         record: the run's line in the log, written when the run ends.
         live: the runs in progress; this one is among them while its events are listened to.
         stall_s: give up when neither this run nor the engine has moved for so long.
     """
 
     def __init__(
-        self, engine: EngineClient, record: RequestRecord, *, live: set[Run], stall_s: float
+        self, engine: EngineClient, courier: Courier, record: RequestRecord, *, live: set[Run], stall_s: float
     ) -> None:
         self.record = record
         self.ended = asyncio.Event()
         self._live = live
         self._engine = engine
+        self._courier = courier
         self._stall_s = stall_s
-        self._loop = asyncio.get_running_loop()
+        self._watch = Watch(stall_s, self._on_silence)
+        self._pulse = 0
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
 
     def emitter(self, first_index: int = 0) -> Emit:
@@ -44,9 +48,7 @@ class Run:
         def emit(event: Event) -> None:
             if first_index and not isinstance(event, Planned | Failed):
                 event = replace(event, index=event.index + first_index)
-            # The loop is closed when the server has gone while the engine still winds down.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+            self._courier.post(self._queue, event)
 
         return emit
 
@@ -67,13 +69,14 @@ class Run:
         try:
             for request in requests:
                 self._engine.submit(request)
-            while n_open:
-                event = await self._next()
-                self.record.observe(event)
-                if isinstance(event, Failed):
-                    raise http_error(event)
-                n_open -= isinstance(event, Finished)
-                yield event
+            with self._watch:
+                while n_open:
+                    event = await self._next()
+                    self.record.observe(event)
+                    if isinstance(event, Failed):
+                        raise http_error(event)
+                    n_open -= isinstance(event, Finished)
+                    yield event
         finally:
             if n_open:
                 for request in requests:
@@ -83,15 +86,16 @@ class Run:
             self.record.close()
 
     async def _next(self) -> Event:
-        while True:
-            pulse = self._engine.stats().n_steps
-            try:
-                # Not wait_for: before Python 3.12 it drops a cancel that comes together with an event.
-                async with asyncio.timeout(self._stall_s):
-                    return await self._queue.get()
-            except TimeoutError:
-                if self._engine.stats().n_steps == pulse:
-                    return Failed(f"The engine has not moved for {self._stall_s:g} s.", kind="internal")
+        self._pulse = self._engine.n_steps
+        self._watch.note()
+        return await self._queue.get()
+
+    def _on_silence(self) -> None:
+        """Nothing was heard of this run: give it up unless the engine has moved."""
+        n_steps = self._engine.n_steps
+        if n_steps == self._pulse and self._queue.empty():
+            self.fail(Failed(f"The engine has not moved for {self._stall_s:g} s.", kind="internal"))
+        self._pulse = n_steps
 
 
 def http_error(failure: Failed) -> HttpError:

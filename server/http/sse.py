@@ -10,11 +10,12 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from model.errors import CrossturnError
 from server.errors import error_body
 from server.http.disconnect import run_until_disconnect
+from server.http.watch import Watch
 
 log = logging.getLogger("crossturn.sse")
 
@@ -23,9 +24,12 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: clients skip it, proxies see that the connection lives."""
 
 
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def frame(body: Mapping[str, Any]) -> bytes:
     """``body`` as one ``data:`` frame."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_json.encode(body)}\n\n".encode()
 
 
 class EventStream(Response):
@@ -60,77 +64,76 @@ class EventStream(Response):
         await run_until_disconnect(self._stream(send), receive)
 
     async def _stream(self, send: Send) -> None:
-        has_begun = False
-        async with aclosing(self._frames()) as frames:
-            async for data in frames:
-                if not has_begun:
-                    start = {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                    await send(start)
-                    has_begun = True
-                body = {"type": "http.response.body", "body": data, "more_body": data is not DONE}
-                try:
-                    async with asyncio.timeout(self._stall_s):
-                        await send(body)
-                except TimeoutError:
-                    log.warning("a client took no bytes for %g s: its stream is closed", self._stall_s)
-                    return
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        wire = _Wire(send, start)
 
-    async def _frames(self) -> AsyncGenerator[bytes]:
-        has_begun = False
+        def stalled() -> None:
+            if wire.is_sending:
+                patience.reschedule(0)
+
+        with Watch(self._stall_s, stalled) as stall, Watch(self._keep_alive_s, wire.comment) as silence:
+            try:
+                async with asyncio.timeout(None) as patience, aclosing(self._frames(wire)) as frames:
+                    async for data in frames:
+                        stall.note()
+                        await wire.send(data)
+                        silence.note()
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                log.warning("a client took no bytes for %g s: its stream is closed", self._stall_s)
+            finally:
+                wire.close()
+
+    async def _frames(self, wire: _Wire) -> AsyncGenerator[bytes]:
         try:
-            async with aclosing(self._on_a_clock()) as frames:
-                async for data in frames:
-                    has_begun = True
-                    yield data
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    yield frame(chunk)
         except Exception as error:
-            if not has_begun:
+            if not wire.has_begun:
                 raise
             if not isinstance(error, CrossturnError):
                 log.exception("fault in a stream")
             yield frame(error_body(error))
         yield DONE
 
-    async def _on_a_clock(self) -> AsyncGenerator[bytes]:
-        """The frames of the chunks, with a comment wherever they keep the client waiting."""
-        # One task for all chunks, for one each would take three more turns of the loop. It is not ahead by
-        # more than a chunk.
-        made: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(1)
-        making = asyncio.ensure_future(_fill(made, self._chunks))
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(self._keep_alive_s):
-                        chunk = await made.get()
-                except TimeoutError:
-                    yield KEEP_ALIVE
-                    continue
-                if chunk is None:
-                    break
-                yield frame(chunk)
-            await making
-        finally:
-            await _abandon(making)
 
+class _Wire:
+    """Sends the frames of one response, and comments between them.
 
-async def _fill(
-    made: asyncio.Queue[Mapping[str, Any] | None], chunks: AsyncGenerator[Mapping[str, Any]]
-) -> None:
-    """Put all ``chunks`` in ``made``, and None where they end or fail; cancelled, nobody waits for it."""
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                await made.put(chunk)
-    except Exception:
-        await made.put(None)
-        raise
-    await made.put(None)
+    A comment is sent beside the stream, whose task waits for its next chunk meanwhile; frames wait for it.
 
+    Args:
+        start: what is sent before the first of them.
+    """
 
-async def _abandon(task: asyncio.Future[Any]) -> None:
-    """Cancel ``task`` and wait until it is over, so that its generator is closed."""
-    task.cancel()
-    await asyncio.wait({task})
+    def __init__(self, send: Send, start: Message) -> None:
+        self._send = send
+        self._start = start
+        self._turn = asyncio.Lock()
+        self._commenting: asyncio.Future[None] | None = None
+        self.has_begun = False
+
+    @property
+    def is_sending(self) -> bool:
+        """Something is on its way that the client has not taken yet."""
+        return self._turn.locked()
+
+    def comment(self) -> None:
+        """Send a comment if the wire is free."""
+        if not self.is_sending:
+            self._commenting = asyncio.ensure_future(self.send(KEEP_ALIVE))
+
+    async def send(self, data: bytes) -> None:
+        """Send ``data``; nothing follows :data:`DONE`."""
+        async with self._turn:
+            if not self.has_begun:
+                self.has_begun = True
+                await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": data, "more_body": data is not DONE})
+
+    def close(self) -> None:
+        """Send no more: a comment that is not taken yet is given up."""
+        if self._commenting is not None:
+            self._commenting.cancel()
