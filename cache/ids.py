@@ -32,7 +32,7 @@ class TokenBuffer:
 
     def append(self, token: int) -> bool:
         """Add one id; returns whether that took more memory."""
-        has_grown = self._reserve(1)
+        has_grown = self._n == len(self._ids) and self._reserve(1)
         self._ids[self._n] = token
         self._n += 1
         return has_grown

@@ -78,7 +78,8 @@ class Sampler:
         self.params = params
         self._seed = _hash64(secrets.randbits(63) if params.seed is None else params.seed, index)
         self._n_drawn = 0
-        self._bias = _dense(params.logit_bias, vocab_size)
+        self._host_bias = _dense(params.logit_bias, vocab_size)
+        self._bias = None if self._host_bias is None else mx.array(self._host_bias)
         self._counts: mx.array | None = None
         self._in_prompt: mx.array | None = None
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
@@ -124,7 +125,7 @@ class Sampler:
 
     def greatest(self, logits: NDArray[np.float32]) -> int:
         """The next token where the sampler :attr:`only_compares`, of ``logits`` [V]; as MLX would pick it."""
-        return int(np.argmax(logits if self._bias is None else logits + np.asarray(self._bias)))
+        return int((logits if self._host_bias is None else logits + self._host_bias).argmax())
 
     def accept(self, token: mx.array) -> None:
         """The reply grew by ``token`` (lazy scalar)."""
@@ -287,13 +288,13 @@ def _passed(weights: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     return index, mx.maximum(target - before, 0.0)
 
 
-def _dense(bias: Sequence[tuple[int, float]], vocab_size: int) -> mx.array | None:
+def _dense(bias: Sequence[tuple[int, float]], vocab_size: int) -> NDArray[np.float32] | None:
     if not bias:
         return None
     dense = np.zeros(vocab_size, dtype=np.float32)
     for token_id, value in bias:
         dense[token_id] = value
-    return mx.array(dense)
+    return dense
 
 
 def _presence(ids: NDArray[np.uint32] | Sequence[int], vocab_size: int) -> NDArray[np.bool_]:

@@ -49,6 +49,7 @@ class Decoder:
         outbox: is told which replies grow.
 
     Attributes:
+        replies: those that are being written, in the order of the batch's rows.
         has_grown: the last step may have taken more memory.
     """
 
@@ -59,13 +60,17 @@ class Decoder:
         self._batch = forward.new_batch()
         self.has_grown = False
         self._replies: dict[int, Reply] = {}  # by batch key
+        self._regroup()
         self._sampled: mx.array | None = None  # [B] uint32, one for each row, not yet fed
         self._logprobs: dict[int, Logprobs] = {}  # by batch key, of the tokens in _sampled
         self._keys = count()
 
-    @property
-    def replies(self) -> tuple[Reply, ...]:
-        return tuple(self._replies.values())
+    def _regroup(self) -> None:
+        """Note what the replies have in common, once for all the steps that they make together."""
+        self.replies: tuple[Reply, ...] = tuple(self._replies.values())
+        self._are_constrained = any(reply.constraint is not None for reply in self.replies)
+        self._have_stops = any(reply.request.reply.stops for reply in self.replies)
+        self._have_logprobs = any(reply.request.top_logprobs is not None for reply in self.replies)
 
     def join(self, reply: Reply, logits: mx.array) -> None:
         """Begin writing ``reply`` from its prompt's last ``logits``, [V]."""
@@ -76,6 +81,7 @@ class Decoder:
         token = token.reshape(1)
         self._batch.join(key, cast(State, reply.running.lend(_Row(self._batch, key))))
         self._replies[key] = reply
+        self._regroup()
         self._sampled = token if self._sampled is None else mx.concatenate([self._sampled, token])
 
     def step(self) -> list[Reply]:
@@ -86,11 +92,12 @@ class Decoder:
         """
         assert self._sampled is not None
         fed, fed_logprobs = self._sampled, self._logprobs
-        for key, reply in self._replies.items():
-            self._remember(key, reply)
+        if self._have_stops:
+            for key, reply in self._replies.items():
+                self._remember(key, reply)
         logits = self._batch.step(fed)  # [B, V]
         self.has_grown = self._batch.has_grown
-        if any(reply.constraint is not None for reply in self._replies.values()):
+        if self._are_constrained:
             # A constraint must have seen the token just fed before it can judge the next one.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._read(fed, fed_logprobs)
@@ -102,9 +109,10 @@ class Decoder:
 
     def leave(self, reply: Reply) -> Reply:
         """Take a reply out of the batch, its state back in its entry, cut where a stop string cut it."""
-        row = list(self._replies.values()).index(reply)
+        row = self.replies.index(reply)
         key = tuple(self._replies)[row]
         del self._replies[key]
+        self._regroup()
         self._logprobs.pop(key, None)
         reply.running.give_back(self._batch.leave(key))
         if reply.reader.stopped:
@@ -120,44 +128,45 @@ class Decoder:
         Returns:
             the replies that were being written; their entries have lost their states.
         """
-        replies = list(self._replies.values())
+        replies = list(self.replies)
         self._batch = self._forward.new_batch()
         self._replies, self._sampled, self._logprobs = {}, None, {}
+        self._regroup()
         return replies
 
     def _sample(self, logits: mx.array) -> None:
-        replies = self.replies
-        sampled = self._pick(replies, logits)
-        self._logprobs = {
-            key: logprobs_of(logits[row], sampled[row], reply.request.top_logprobs)
-            for row, (key, reply) in enumerate(self._replies.items())
-            if reply.request.top_logprobs is not None
-        }
-        self._sampled = sampled
+        sampled = self._pick(self.replies, logits)
+        self._sampled, self._logprobs = sampled, {}
+        if self._have_logprobs:
+            self._logprobs = {
+                key: logprobs_of(logits[row], sampled[row], reply.request.top_logprobs)
+                for row, (key, reply) in enumerate(self._replies.items())
+                if reply.request.top_logprobs is not None
+            }
         mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))  # type: ignore[no-untyped-call]
 
     def _pick(self, replies: Sequence[Reply], logits: mx.array) -> mx.array:
         """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]."""
-        return sample_rows(
-            [reply.sampler for reply in replies],
-            logits,
-            [reply.mask(logits.shape[1]) for reply in replies],
-            [reply.swap for reply in replies],
-            on_host=self._forward.steps_on_host,
-        )
+        masks, swaps = None, None
+        if any(reply.constraint is not None for reply in replies):
+            masks = [reply.mask(logits.shape[1]) for reply in replies]
+            swaps = [reply.swap for reply in replies]
+        samplers = [reply.sampler for reply in replies]
+        return sample_rows(samplers, logits, masks, swaps, on_host=self._forward.steps_on_host)
 
     def _read(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
         """Add the tokens that were fed, [B], to the replies, and tell of it."""
         tokens = cast(list[int], fed.tolist())
         for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
-            self.has_grown |= reply.running.ids.append(token)
+            ids = reply.running.ids
+            self.has_grown |= ids.append(token)
             try:
                 self._grow(reply, token, logprobs.get(key))
             except Exception as fault:  # of the text side: this reply's alone
                 reply.fail(fault)
-            if not reply.is_over and due_while_decoding(len(reply.running), reply.newest_state):
+            if due_while_decoding(len(ids), reply.newest_state) and not reply.is_over:
                 reply.running.capture(self._batch.snapshot(key))
-                reply.newest_state = len(reply.running)
+                reply.newest_state = len(ids)
                 self.has_grown = True
         self._outbox.end_step()
 

@@ -56,6 +56,7 @@ class Reply:
         untold_logprobs: by index of the token, until its text goes out as content.
         newest_state: position of the newest state kept, in tokens from the prompt's start.
         recent: states at the last few tokens, to go back to where a stop string cut the text.
+        reads_every_token: whether the text of one token decides about the next, so that it cannot wait.
         finish: why the reply ended; None while it is being written and after a fault.
         fault: what broke this reply alone, if anything did.
     """
@@ -75,6 +76,10 @@ class Reply:
     recent: deque[Checkpoint] = field(default_factory=deque)
     finish: FinishReason | None = None
     fault: Exception | None = None
+    reads_every_token: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reads_every_token = self.constraint is not None or bool(self.request.reply.stops)
 
     @property
     def is_over(self) -> bool:
@@ -83,11 +88,6 @@ class Reply:
     @property
     def n_tokens(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def reads_every_token(self) -> bool:
-        """Whether the text of one token decides about the next, so that it cannot be read later."""
-        return self.constraint is not None or bool(self.request.reply.stops)
 
     def read(self) -> None:
         """Turn the tokens that are not read yet into text."""
