@@ -3,10 +3,11 @@
     python bench/overhead.py --model demo --tokens 100 --rounds 15
     python bench/overhead.py --streams 8 --tokens 300 --rounds 5 --interval 0
 
-Both sides write the same number of tokens greedily after a prompt of the same length, in processes that
-stay up and take turns, so that whatever else the machine does meets both. The stop tokens are biased away:
-the reply is as long as it is asked to be. Printed are the median of the rounds' ratios and the ratio of
-the best rounds.
+Both sides write the same number of tokens after a prompt of the same length, in processes that stay up and
+take turns, so that whatever else the machine does meets both; the client has a process of its own. Both
+pick greedily, the stop tokens biased away: the reply is as long as it is asked to be. Of several streams the
+last to begin is measured, while the others go on: the bare loop has read all prompts before it starts, too.
+Printed are the median of the rounds' ratios and the ratio of the best rounds.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from threading import Event
+from typing import Any, cast
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 from sides import CROSSTURN, prepare_side
 
@@ -51,7 +55,8 @@ def main() -> None:
         return
     with bare_loop(path, options.tokens, options.streams) as loop, server(path, options.interval) as url:
         body = request(path, options.tokens)
-        rounds = [(next(loop), stream_all(url, body, options.streams)) for _ in range(options.rounds + 1)]
+        n_others = options.streams - 1
+        rounds = [(next(loop), measured_stream(url, body, n_others)) for _ in range(options.rounds + 1)]
     bare, served = np.array(rounds[1:]).T
     print(f"bare loop {1e3 * np.median(bare):.2f} ms a token, server {1e3 * np.median(served):.2f} ms")
     print(
@@ -69,7 +74,8 @@ def run_bare(path: Path, n_tokens: int, n_streams: int) -> None:
     from model.sampling import Sampler, SamplingParams, sample_rows
 
     model = load(path)
-    greedy = [Sampler(SamplingParams(temperature=0), model.config.vocab_size)] * n_streams
+    params = SamplingParams(temperature=0, logit_bias=tuple((token, -100.0) for token in end_tokens(path)))
+    greedy = [Sampler(params, model.config.vocab_size) for _ in range(n_streams)]
     for _ in sys.stdin:
         batch = model.new_batch()
         for key in range(n_streams):
@@ -131,31 +137,69 @@ def request(path: Path, n_tokens: int) -> dict[str, object]:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "logit_bias": {str(token): -100 for token in read_config(path).eos_token_ids},
+        "logit_bias": {str(token): -100 for token in end_tokens(path)},
     }
 
 
-def stream_all(url: str, body: dict[str, object], n_streams: int) -> float:
-    """Seconds a token takes in each of ``n_streams`` replies written at once, on average."""
-    with ThreadPoolExecutor(n_streams) as threads:
-        seconds = list(threads.map(lambda i: stream_once(url, body, f"session-{i}"), range(n_streams)))
-    return float(np.mean(seconds))
+def end_tokens(path: Path) -> list[int]:
+    """What would end a reply before its time, ascending."""
+    return sorted(read_config(path).eos_token_ids)
+
+
+def measured_stream(url: str, body: dict[str, object], n_others: int) -> float:
+    """Seconds a token takes in a reply that begins after ``n_others`` and ends before them."""
+    is_over, begun = Event(), [Event() for _ in range(n_others)]
+    longer = {**body, "max_tokens": 8 * cast(int, body["max_tokens"])}
+
+    def accompany(i: int) -> None:
+        try:
+            for _, data in frames(url, longer, f"session-{i}"):
+                if is_text(json.loads(data)):
+                    begun[i].set()
+                if is_over.is_set():
+                    return
+        finally:
+            begun[i].set()
+        raise AssertionError("a reply beside the measured one ended before it")
+
+    with ThreadPoolExecutor(n_others or 1) as threads:
+        others = [threads.submit(accompany, i) for i in range(n_others)]
+        for event in begun:
+            event.wait()
+        try:
+            return stream_once(url, body, "measured")
+        finally:
+            is_over.set()
+            for other in others:
+                other.result()
 
 
 def stream_once(url: str, body: dict[str, object], session: str) -> float:
     """Seconds a token of one reply takes, from its first text to its last, so without the prompt."""
-    times, n_tokens, headers = [], 0, {"X-Session-Id": session}
-    with httpx.stream("POST", f"{url}/chat/completions", json=body, headers=headers, timeout=600) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line.removeprefix("data: "))
-                delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
-                if delta.get("content") or delta.get("reasoning_content"):  # the first chunk has but a role
-                    times.append(time.perf_counter())
-                if chunk.get("usage"):
-                    n_tokens = chunk["usage"]["completion_tokens"]
+    received = list(frames(url, body, session))  # parsed when all is over: the server has but two cores here
+    chunks = [(at, json.loads(data)) for at, data in received]
+    times = [at for at, chunk in chunks if is_text(chunk)]
+    n_tokens = next(chunk["usage"]["completion_tokens"] for _, chunk in chunks if chunk.get("usage"))
     assert n_tokens == body["max_tokens"], f"the reply ended after {n_tokens} tokens"
-    return (times[-1] - times[0]) / (n_tokens - 1)
+    seconds: float = (times[-1] - times[0]) / (n_tokens - 1)
+    return seconds
+
+
+def frames(url: str, body: dict[str, object], session: str) -> Iterator[tuple[float, bytes]]:
+    """The JSON of each frame of a streamed reply, and when it came."""
+    address = urlsplit(url)
+    with closing(HTTPConnection(address.netloc, timeout=600)) as connection:
+        headers = {"Content-Type": "application/json", "X-Session-Id": session}
+        connection.request("POST", f"{address.path}/chat/completions", json.dumps(body), headers)
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                yield time.perf_counter(), line.removeprefix(b"data: ")
+
+
+def is_text(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk brings more of the reply; the first one has but a role."""
+    delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
+    return bool(delta.get("content") or delta.get("reasoning_content"))
 
 
 if __name__ == "__main__":
