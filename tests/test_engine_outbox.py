@@ -244,7 +244,7 @@ def test_a_fault_in_reading_tokens_that_waited_ends_that_reply_alone(
     def fail(_: int) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(reply.reader, "push", fail)
+    monkeypatch.setattr(reply.reader, "push_all", fail)
     patient.submit(PROMPT[:20], session="third")  # what waits is read before another prompt is
     patient.run()
     assert bad.failed is not None

@@ -207,7 +207,7 @@ def test_a_fault_in_reading_one_reply_leaves_the_others_alone(
     while not any(isinstance(event, Progress) for event in bad.events):
         driver.loop.step()
     reply = next(reply for reply in driver.loop._decoder.replies if reply.request.id == bad.id)
-    monkeypatch.setattr(reply.reader, "push", _raise)
+    monkeypatch.setattr(reply.reader, "push_all", _raise)
     driver.run()
     assert bad.failed is not None
     assert good.token_ids == cold(make_loop, PROMPT, max_tokens=20).token_ids

@@ -46,6 +46,29 @@ def test_however_the_text_is_cut_into_tokens_the_joined_deltas_are_the_same(
     assert torn == whole
 
 
+@given(replies, options, st.booleans(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_tokens_read_together_are_read_as_one_by_one(
+    text: str, options: dict[str, Any], torn: bool, data: st.DataObject
+) -> None:
+    ids = byte_ids(text) if torn else ids_of(text)
+    options = {**options, "stops": ()}  # what a stop string ends is read token by token
+    lone, reader = read(ids, **options)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(ids)))) | {0, len(ids)})
+    together, joined = ReplyReader(tokenizer_with(), **options), Joined()
+    told: list[int] = []
+    for start, end in itertools.pairwise(cuts):
+        joined.add(together.push_all(ids[start:end]))
+        told += together.take_content_tokens()
+    joined.add(together.finish())
+    told += together.take_content_tokens()
+    assert joined == lone
+    assert tuple(told) == reader.take_content_tokens()
+    assert together.content_ids == reader.content_ids
+    assert together.n_reasoning_tokens == reader.n_reasoning_tokens
+    assert together.n_tokens == reader.n_tokens
+
+
 @given(replies, options)
 @settings(max_examples=300, deadline=None)
 def test_no_text_is_lost_and_none_is_invented(text: str, options: dict[str, Any]) -> None:

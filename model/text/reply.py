@@ -111,13 +111,19 @@ class ReplyReader:
         Returns:
             What is now certain, in order; adjacent texts of one kind joined.
         """
-        in_thought = self.in_thought
-        self._token_starts.append(self._n_chars)
-        deltas = joined(self._read(self._text.push(token_id)))
-        self.n_reasoning_tokens += in_thought
-        if not in_thought:
-            self.content_ids.append(token_id)
-        return deltas
+        return self.push_all([token_id])
+
+    def push_all(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Read tokens: the same as to push each, and faster where no thought can end among them.
+
+        Returns:
+            as :meth:`push` does, over all of them.
+        """
+        texts = [self._text.push(token_id) for token_id in token_ids]
+        if self._thought.goes_on("".join(texts)):
+            return joined(self._take(token_ids, texts))
+        each = zip(token_ids, texts, strict=True)
+        return joined(delta for token_id, text in each for delta in self._take([token_id], [text]))
 
     def finish(self) -> list[Delta]:
         """The reply is over (end token, length or stop string): release what was held back."""
@@ -137,6 +143,19 @@ class ReplyReader:
 
     def _token_end(self, index: int) -> int:
         return self._token_starts[index + 1] if index + 1 < self.n_tokens else self._n_chars
+
+    def _take(self, token_ids: Sequence[int], texts: Sequence[str]) -> Iterator[Delta]:
+        """Read tokens with their ``texts``, behind none of which but the last a thought begins or ends."""
+        in_thought = self.in_thought
+        at = self._n_chars
+        for text in texts:
+            self._token_starts.append(at)
+            at += len(text)
+        yield from self._read("".join(texts))
+        if in_thought:
+            self.n_reasoning_tokens += len(token_ids)
+        else:
+            self.content_ids += token_ids
 
     def _read(self, text: str) -> Iterator[Delta]:
         piece = Piece(text, self._n_chars)

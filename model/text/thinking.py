@@ -34,6 +34,10 @@ class ThoughtReader:
         """The text so far ends inside a thought."""
         return self._state == "thought" or (self._state == "before" and self._must_think)
 
+    def goes_on(self, text: str) -> bool:
+        """Whether with ``text`` a thought, or the content, is certain to go on to its end."""
+        return self._state == "content" or (self._state == "thought" and END_THINK[-1] not in text)
+
     def push(self, piece: Piece) -> Iterator[Part]:
         """Split more text; what may still turn out to be a tag, or space at a thought's end, waits."""
         self._held = Piece(self._held.text + piece.text, self._held.start if self._held.text else piece.start)

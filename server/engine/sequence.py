@@ -92,8 +92,7 @@ class Reply:
     def read(self) -> None:
         """Turn the tokens that are not read yet into text."""
         unread, self.unread_ids = self.unread_ids, []
-        for token in unread:
-            self.untold_deltas += self.reader.push(token)
+        self.untold_deltas += self.reader.push_all(unread)
 
     def end(self, reason: FinishReason) -> None:
         """The reply is over; all its tokens were read."""
