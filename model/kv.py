@@ -116,17 +116,25 @@ class KvRows:
         """What has to be evaluated for this object to be up to date."""
         return self._buffers
 
-    def append(self, keys: mx.array, values: mx.array, *, whole: int = 1) -> tuple[mx.array, mx.array]:
-        """Add rows [B, H, n, D]; returns keys and values [B, H, length, D] of everything in use, and of as
-        many columns behind it as make their number a multiple of ``whole``, which divides :data:`STEP`. What
-        stands in those is finite, and nobody's."""
+    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add rows [B, H, n, D]; returns keys and values [B, H, length, D] of everything in use."""
+        self.push(keys, values)
+        return self.layout.decode(self._used(slice(None), 0, self.length))
+
+    def push(self, keys: mx.array, values: mx.array) -> None:
+        """Add rows [B, H, n, D]."""
         start, end = self.length, self.length + keys.shape[2]
         if end > self.capacity:
             self._buffers = self._grown(end)
         for buffer, rows in zip(self._buffers, self.layout.encode(keys, values), strict=True):
             buffer[:, :, start:end] = rows
         self.length = end
-        return self.layout.decode(self._used(slice(None), 0, -(-end // whole) * whole))
+
+    def reserved(self, multiple: int | None = None) -> tuple[mx.array, mx.array]:
+        """Keys and values [B, H, n, D] of what is in use and of columns behind it, which are finite and
+        nobody's: all there are, or up to the next multiple of a divisor of :data:`STEP`."""
+        n = self.capacity if multiple is None else -(-self.length // multiple) * multiple
+        return self.layout.decode(self._used(slice(None), 0, n))
 
     def write(self, keys: Rows, values: Rows) -> tuple[Rows, Rows]:
         """Add one row of each sequence, [B, H, D], in NumPy and at once; returns views [B, H, length, D] of

@@ -2,7 +2,6 @@
 // change at barriers and shuffles. Blocks run one after the other, so shared memory is static.
 #include <ucontext.h>
 
-#include <array>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -14,13 +13,10 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __global__
 
-using Shape = std::array<int32_t, 8>;
-using Strides = std::array<int64_t, 8>;
-
-struct __nv_bfloat16 {
+struct bfloat16 {
   uint16_t bits;
-  __nv_bfloat16() = default;
-  explicit __nv_bfloat16(float x) {  // to the nearest, ties to even
+  bfloat16() = default;
+  explicit bfloat16(float x) {  // to the nearest, ties to even
     uint32_t word;
     std::memcpy(&word, &x, 4);
     bits = std::isnan(x) ? 0x7fc0 : (word + 0x7fff + ((word >> 16) & 1)) >> 16;
@@ -50,7 +46,7 @@ inline float __uint_as_float(unsigned word) {
   return x;
 }
 inline unsigned packed(float first, float second) {
-  return __nv_bfloat16(first).bits | unsigned(__nv_bfloat16(second).bits) << 16;
+  return bfloat16(first).bits | unsigned(bfloat16(second).bits) << 16;
 }
 inline unsigned fused(unsigned a, unsigned b, unsigned c) {
   auto low = [](unsigned pair) { return __uint_as_float(pair << 16); };

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cuda_emulator
 import mlx.core as mx
 import numpy as np
 import pytest
+
+from model.layers.cuda.kernel import Program
 
 pytestmark = pytest.mark.skipif(not cuda_emulator.is_available(), reason="no C++ compiler")
 
@@ -16,17 +16,10 @@ THREADS, BLOCKS = 64, 2
 
 def launch(source: str, x: mx.array | None = None, size: int = THREADS * BLOCKS) -> mx.array:
     """Run a kernel of two blocks of two warps from ``x`` to ``y``."""
-    kernel: Any = cuda_emulator.cuda_kernel("trial", ["x"], ["y"], source)
-    (y,) = kernel(
-        inputs=[mx.arange(size, dtype=mx.float32) if x is None else x],
-        template=[],
-        grid=(THREADS * BLOCKS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
-        output_shapes=[(size,)],
-        output_dtypes=[mx.float32],
-    )
-    found: mx.array = y
-    return found
+    x = mx.arange(size, dtype=mx.float32) if x is None else x
+    program = Program("trial", [("const float*", "x"), ("float*", "y")], source, "")
+    (y,) = cuda_emulator.launch(program, [x], [BLOCKS], THREADS, [((size,), mx.float32)], [])
+    return y
 
 
 def test_threads_of_a_block_share_memory_across_a_barrier() -> None:

@@ -40,12 +40,16 @@ def test_what_is_appended_can_be_read_across_growth(layout: KvLayout) -> None:
     assert np.abs(np.array(values) + everything).max() <= tolerance(layout)
 
 
-def test_rows_in_whole_blocks_start_with_those_in_use_and_end_with_finite_ones(layout: KvLayout) -> None:
+@pytest.mark.parametrize(("multiple", "n_columns"), [(64, 256), (None, 512)])
+def test_reserved_rows_start_with_those_in_use_and_end_with_finite_ones(
+    layout: KvLayout, multiple: int | None, n_columns: int
+) -> None:
     rows = KvRows.empty(layout)
-    rows.append(random_rows(300), random_rows(300, 1))
+    rows.push(random_rows(300), random_rows(300, 1))
     rows.truncate(200)
-    keys, values = rows.append(random_rows(5, 2), random_rows(5, 3), whole=64)
-    assert keys.shape[2] == values.shape[2] == 256
+    rows.push(random_rows(5, 2), random_rows(5, 3))
+    keys, values = rows.reserved(multiple)
+    assert keys.shape[2] == values.shape[2] == n_columns
     assert np.abs(np.array(keys[:, :, 200:205]) - np.array(random_rows(5, 2))).max() <= tolerance(layout)
     assert np.isfinite(np.array(keys)).all()
     assert np.isfinite(np.array(values)).all()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from model.layers.cuda.kernel import Kernel, Template
+from model.layers.cuda.kernel import Constants, Kernel
 
 _WARPS = 4
 _BLOCKS = 528  # four for each of 132 multiprocessors
@@ -22,7 +22,6 @@ constexpr int HEADS = HQ + 2 * HKV;
 __shared__ float turned[WARPS * D];
 const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 const long long job = (long long)blockIdx.x * WARPS + warp;
-const int n_rows = rows_shape[0];
 const int n = job / HEADS, head = job % HEADS;
 if (n >= n_rows) return;
 const bool is_query = head < HQ, is_key = !is_query && head < HQ + HKV;
@@ -43,7 +42,7 @@ for (int j = 0; j < EACH; ++j) {
   square += x[j] * x[j];
 }
 for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffff, square, step);
-const float scale = rsqrtf(square / D + __uint_as_float(EPS));
+const float scale = rsqrtf(square / D + EPS);
 const T* weight = is_query ? q_weight : k_weight;
 for (int j = 0; j < EACH; ++j) {
   const int i = j * 32 + lane;
@@ -77,20 +76,19 @@ __shared__ float sums[WARPS * G * D];
 __shared__ float stats[WARPS * G * 2];
 const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 const int part = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z;
-const int length = keys_shape[2];
 const int per_part = ((length + gridDim.x - 1) / gridDim.x + UNROLLED - 1) / UNROLLED * UNROLLED;
 const int begin = part * per_part;
 const int end = begin + per_part < length ? begin + per_part : length;
 const int padding = IS_PADDED ? paddings[sequence] : 0;
-const T* key_rows = keys + sequence * keys_strides[0] + kv_head * keys_strides[1];
-const T* value_rows = values + sequence * values_strides[0] + kv_head * values_strides[1];
-const long long key_step = keys_strides[2], value_step = values_strides[2];
+const long long first = ((long long)sequence * HKV + kv_head) * capacity * D;
+const T* key_rows = keys + first;
+const T* value_rows = values + first;
 float query[G][EACH], sum[G][EACH], top[G], weight[G];
 #pragma unroll
 for (int g = 0; g < G; ++g) {
   const T* source = &q[((long long)sequence * HQ + kv_head * G + g) * D + lane * EACH];
   for (int j = 0; j < EACH; ++j) {
-    query[g][j] = static_cast<float>(source[j]) * __uint_as_float(SCALE);
+    query[g][j] = static_cast<float>(source[j]) * SCALE;
     sum[g][j] = 0.0f;
   }
   top[g] = -1e30f;
@@ -101,8 +99,8 @@ for (int base = begin + warp * UNROLLED; base < end; base += WARPS * UNROLLED) {
   #pragma unroll
   for (int i = 0; i < UNROLLED; ++i) {
     const int s = base + i < end ? base + i : end - 1;
-    key[i] = *reinterpret_cast<const Pack*>(key_rows + s * key_step + lane * EACH);
-    value[i] = *reinterpret_cast<const Pack*>(value_rows + s * value_step + lane * EACH);
+    key[i] = *reinterpret_cast<const Pack*>(key_rows + (long long)s * D + lane * EACH);
+    value[i] = *reinterpret_cast<const Pack*>(value_rows + (long long)s * D + lane * EACH);
   }
   #pragma unroll
   for (int g = 0; g < G; ++g) {
@@ -160,7 +158,6 @@ for (int i = threadIdx.x; i < G * D; i += THREADS) {
 # One block does one head of one sequence: the parts' shares, then the output's gate.
 _JOIN = """
 const int d = threadIdx.x, head = blockIdx.x, sequence = blockIdx.y;
-const int n_parts = tops_shape[2];
 const long long first = ((long long)sequence * HQ + head) * n_parts;
 float highest = tops[first];
 #pragma unroll 8
@@ -181,15 +178,16 @@ _prepare = Kernel(
     ["rows", "q_weight", "k_weight", "frequencies", "positions"],
     ["q", "k", "v"],
     _PREPARE,
+    numbers=["n_rows"],
 )
 _decode = Kernel(
     "attention_decode",
     ["q", "keys", "values", "paddings"],
     ["parts", "tops", "weights"],
     _DECODE,
-    takes_views=True,
+    numbers=["length", "capacity"],
 )
-_join = Kernel("attention_join", ["parts", "tops", "weights", "rows"], ["out"], _JOIN)
+_join = Kernel("attention_join", ["parts", "tops", "weights", "rows"], ["out"], _JOIN, numbers=["n_parts"])
 
 
 class AttentionShape(NamedTuple):
@@ -202,11 +200,11 @@ class AttentionShape(NamedTuple):
     n_rotated: int
     norm_eps: float
 
-    def template(self, dtype: mx.Dtype) -> Template:
+    def constants(self, dtype: mx.Dtype) -> Constants:
         heads, kv_heads, dim = self.n_heads, self.n_kv_heads, self.head_dim
         width = 2 * (heads + kv_heads) * dim
-        constants: Template = {"HQ": heads, "HKV": kv_heads, "D": dim, "WIDTH": width}
-        return constants | {"T": dtype, "EPS": self.norm_eps, "SCALE": dim**-0.5}
+        whole: Constants = {"HQ": heads, "HKV": kv_heads, "D": dim, "WIDTH": width}
+        return whole | {"T": dtype, "EPS": self.norm_eps, "SCALE": dim**-0.5}
 
 
 class AttentionWeights(NamedTuple):
@@ -247,13 +245,15 @@ def prepare(
     n_seqs, n_tokens = (n_rows, 1) if is_step else (1, n_rows)
     q, k, v = _prepare(
         [rows, weights.q_norm, weights.k_norm, weights.frequencies, positions],
-        shape.template(rows.dtype) | {"ROTARY": shape.n_rotated, "IS_STEP": int(is_step), "THREADS": threads},
+        shape.constants(rows.dtype)
+        | {"ROTARY": shape.n_rotated, "IS_STEP": int(is_step), "THREADS": threads},
         (-(-n_jobs // _WARPS),),
         threads,
         [
             ((n_seqs, heads, n_tokens, shape.head_dim), rows.dtype)
             for heads in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)
         ],
+        n_rows,
     )
     return q, k, v
 
@@ -262,6 +262,7 @@ def decode(
     q: mx.array,
     keys: mx.array,
     values: mx.array,
+    n_columns: int,
     rows: mx.array,
     padding: mx.array | None,
     shape: AttentionShape,
@@ -270,31 +271,36 @@ def decode(
     """One query of each of B sequences against its rows, gated.
 
     Args:
-        q: [B, Hq, 1, D]; keys, values: [B, Hkv, S, D], views of larger buffers or not.
+        q: [B, Hq, 1, D].
+        keys, values: [B, Hkv, S or more, D]; a view would be copied.
+        n_columns: S.
         rows: [B, ...] as for :func:`prepare`, for the gates.
         padding: [B] int32, columns on the left that are none of the sequence's; None for none.
 
     Returns:
         [B, Hq * D].
     """
-    n_seqs, n_columns, threads = q.shape[0], keys.shape[2], 32 * _WARPS
+    n_seqs, threads = q.shape[0], 32 * _WARPS
     n_parts = min(-(-n_columns // _FEWEST_COLUMNS), -(-_BLOCKS // (n_seqs * shape.n_kv_heads)))
-    template = shape.template(q.dtype)
+    constants = shape.constants(q.dtype)
     # Columns that a warp reads at once: fewer where many heads share them, whose sums it holds.
     unrolled = 4 if shape.n_heads // shape.n_kv_heads * shape.head_dim <= 1024 else 2
     parts, tops, shares = _decode(
         [q, keys, values, weights.frequencies if padding is None else padding],
-        template | {"UNROLLED": unrolled, "IS_PADDED": int(padding is not None), "THREADS": threads},
+        constants | {"UNROLLED": unrolled, "IS_PADDED": int(padding is not None), "THREADS": threads},
         (n_parts, shape.n_kv_heads, n_seqs),
         threads,
         [((n_seqs, shape.n_heads, n_parts, shape.head_dim), mx.float32)]
         + [((n_seqs, shape.n_heads, n_parts), mx.float32)] * 2,
+        n_columns,
+        keys.shape[2],
     )
     (out,) = _join(
         [parts, tops, shares, rows],
-        template,
+        constants,
         (shape.n_heads, n_seqs),
         shape.head_dim,
         [((n_seqs, shape.n_heads * shape.head_dim), q.dtype)],
+        n_parts,
     )
     return out

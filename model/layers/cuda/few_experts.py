@@ -22,7 +22,7 @@ _ROUTE = """
 constexpr int EACH = (EXPERTS + 31) / 32;
 constexpr float LEAST = -3.0e38f;
 const int lane = threadIdx.x % 32, token = blockIdx.x * WARPS + threadIdx.x / 32;
-if (token >= logits_shape[0]) return;
+if (token >= n_tokens) return;
 const T* row = &logits[(long long)token * (EXPERTS + 1)];
 float value[EACH];
 float largest = LEAST;
@@ -157,7 +157,7 @@ if (lane == 0) y[at] = static_cast<T>(total + share[CHOSEN] * static_cast<float>
 """
 
 _MATRICES = ["weight", "scales", "biases"]
-_route = Kernel("route", ["logits"], ["chosen", "shares"], _ROUTE)
+_route = Kernel("route", ["logits"], ["chosen", "shares"], _ROUTE, numbers=["n_tokens"])
 _widen = {
     is_plain: Kernel(
         "widen", ["x", "chosen", *_MATRICES], ["wide"], (_PLAIN if is_plain else _PACKED) + _WIDEN
@@ -229,6 +229,7 @@ def route(logits: mx.array, n_chosen: int, *, is_normalised: bool) -> Routes:
         (-(-n_tokens // _WARPS),),
         32 * _WARPS,
         [((n_tokens, n_chosen), mx.uint32), ((n_tokens, n_chosen + 1), mx.float32)],
+        n_tokens,
     )
     return Routes(*outputs)
 

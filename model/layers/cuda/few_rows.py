@@ -63,8 +63,6 @@ constexpr unsigned MINUS_ZEROS = 0x80008000u, ONES = 0x3f803f80u;
 __shared__ float parts[WARPS][TILES * 16][OUTS * 8];
 __shared__ float squares[WARPS][TILES * 16];
 const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
-const int n_rows = x_shape[0];
-const int n_out = GATED ? weight_shape[0] / 2 : weight_shape[0];
 const int first = blockIdx.x * (GATED ? 8 : OUTS * 8);
 auto twice = [](const T& x) { return *reinterpret_cast<const unsigned short*>(&x) * 0x10001u; };
 // Of each pair the first or the second.
@@ -212,7 +210,7 @@ for (int j = 0; j < RESULTS; ++j) {
     if (NORMED) length += squares[w][n];
   }
   if (NORMED) {
-    const float factor = rsqrtf(length / IN + __uint_as_float(EPS));
+    const float factor = rsqrtf(length / IN + EPS);
     value *= factor;
     up *= factor;
   }
@@ -227,6 +225,7 @@ _multiply = Kernel(
     ["x", "weight", "scales", "biases", "norm", "residual"],
     ["y"],
     _MULTIPLY,
+    numbers=["n_rows", "n_out"],
     header=_TENSOR_CORE,
 )
 
@@ -328,6 +327,8 @@ def multiply(
         (n_blocks,),
         threads,
         [((n_rows, n_out), dtype)],
+        n_rows,
+        n_out,
     )
     return out
 

@@ -62,8 +62,8 @@ class CudaAttention(Attention):
         positions = mx.arange(rows.length, rows.length + x.shape[1], dtype=mx.int32)
         q, k, v = prepare(joined.squeeze(0), positions, self._shape, self._weights, is_step=False)
         if is_needed(self._shape.head_dim, q.dtype):
-            keys, values = rows.append(k, v, whole=ALIGNMENT)
-            out = attend_causal(q, keys, values, rows.length, self._scale)
+            rows.push(k, v)
+            out = attend_causal(q, *rows.reserved(ALIGNMENT), rows.length, self._scale)
         else:
             keys, values = rows.append(k, v)
             out = self._device.attend(q, keys, values, self._scale, "causal" if x.shape[1] > 1 else None)
@@ -90,8 +90,11 @@ class CudaAttention(Attention):
         return mx.concatenate(outs)[batch_order(groups)]
 
     def _over_rows(self, heads: Heads, group: StepGroup, layer: int) -> mx.array:
-        keys, values = group.kv[layer].append(heads.k, heads.v)
-        return decode(heads.q, keys, values, heads.joined, group.padding, self._shape, self._weights)
+        rows = group.kv[layer]
+        rows.push(heads.k, heads.v)
+        return decode(
+            heads.q, *rows.reserved(), rows.length, heads.joined, group.padding, self._shape, self._weights
+        )
 
 
 def positions_of(groups: Sequence[StepGroup]) -> mx.array:

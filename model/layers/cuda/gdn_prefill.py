@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from model.layers.cuda.kernel import Kernel, Template
+from model.layers.cuda.kernel import Constants, Kernel
 
 CHUNK = 64
 TAPS = 4
@@ -24,7 +24,6 @@ _SHARED_BYTES = 48 << 10
 # Two channels a thread, some tokens each: depthwise over four rows, then silu.
 _CONVOLVE = """
 struct __align__(2 * sizeof(T)) Pair { T x, y; };
-const int n_tokens = rows_shape[0];
 const int channel = 2 * (blockIdx.x * THREADS + threadIdx.x);
 if (channel >= CH) return;
 const int first = blockIdx.y * RUN;
@@ -71,7 +70,6 @@ __shared__ float strength[C];
 __shared__ float total[C];
 const int t = threadIdx.x, lane = t % 32, warp = t / 32;
 const int head = blockIdx.y, key_head = head / (HV / HK);
-const int n_tokens = mixed_shape[0];
 const int first = blockIdx.x * C;
 const long long chunk = (long long)head * gridDim.x + blockIdx.x;
 for (int i = t; i < C * DK / 4; i += THREADS) {
@@ -186,7 +184,6 @@ __shared__ __align__(16) float matrix[C * PAD];
 __shared__ __align__(16) float state[TILE * PAD];
 __shared__ __align__(16) float fresh[C * TILE];
 const int t = threadIdx.x;
-const int n_chunks = w_shape[1];
 const int head = blockIdx.y;
 const int first = blockIdx.x * TILE;
 const int row = t / 4, lane = t % 4;
@@ -280,7 +277,6 @@ T* keys = reinterpret_cast<T*>(space);
 float* scores = reinterpret_cast<float*>(space);
 const int t = threadIdx.x, lane = t % 32, warp = t / 32;
 const int head = blockIdx.y, key_head = head / (HV / HK);
-const int n_tokens = mixed_shape[0];
 const int first = blockIdx.x * C;
 const long long chunk = (long long)head * gridDim.x + blockIdx.x;
 for (int i = t; i < C * DK / 4; i += THREADS) {
@@ -393,7 +389,7 @@ for (int r = 0; r < 4; ++r) {
   float square = 0.0f;
   for (int c = 0; c < COLUMNS; ++c) square += sum[r][c] * sum[r][c];
   for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffff, square, step);
-  const float norm = rsqrtf(square / DV + __uint_as_float(EPS));
+  const float norm = rsqrtf(square / DV + EPS);
   const int at = first + ti + 16 * r;
   if (at < n_tokens)
     for (int c = 0; c < COLUMNS; ++c) {
@@ -415,9 +411,8 @@ static_assert(THREADS == 256, "16 x 16 threads tile the state");
 __shared__ __align__(16) float keys[C * PAD];
 const int t = threadIdx.x, lane = t % 32, warp = t / 32;
 const int head = blockIdx.x, key_head = head / (HV / HK);
-const int end = position[0];
 const int n = (end - 1) / C, n_rows = (end - 1) % C + 1;
-const long long chunk = (long long)head * starts_shape[1] + n;
+const long long chunk = (long long)head * n_chunks + n;
 const float* total = &totals[chunk * C];
 const float now = total[n_rows - 1];
 for (int r = warp; r < n_rows; r += WARPS) {
@@ -451,17 +446,34 @@ for (int i = head * THREADS + t; i < 3 * CH; i += HV * THREADS) {
 }
 """
 
-_convolve = Kernel("gdn_convolve", ["rows", "window", "taps"], ["mixed"], _CONVOLVE)
+_convolve = Kernel("gdn_convolve", ["rows", "window", "taps"], ["mixed"], _CONVOLVE, numbers=["n_tokens"])
 _solve = Kernel(
-    "gdn_solve", ["mixed", "rows", "decay_rate", "dt_bias"], ["u", "w", "to_end", "totals"], _SOLVE
+    "gdn_solve",
+    ["mixed", "rows", "decay_rate", "dt_bias"],
+    ["u", "w", "to_end", "totals"],
+    _SOLVE,
+    numbers=["n_tokens"],
 )
-_carry = Kernel("gdn_carry", ["u", "w", "to_end", "totals", "start"], ["starts", "news", "last"], _CARRY)
-_attend = Kernel("gdn_attend", ["mixed", "rows", "starts", "news", "totals", "norm_weight"], ["out"], _ATTEND)
+_carry = Kernel(
+    "gdn_carry",
+    ["u", "w", "to_end", "totals", "start"],
+    ["starts", "news", "last"],
+    _CARRY,
+    numbers=["n_chunks"],
+)
+_attend = Kernel(
+    "gdn_attend",
+    ["mixed", "rows", "starts", "news", "totals", "norm_weight"],
+    ["out"],
+    _ATTEND,
+    numbers=["n_tokens"],
+)
 _capture = Kernel(
     "gdn_capture",
-    ["position", "mixed", "rows", "window", "starts", "news", "totals"],
+    ["mixed", "rows", "window", "starts", "news", "totals"],
     ["state", "tail"],
     _CAPTURE,
+    numbers=["end", "n_chunks"],
 )
 
 
@@ -484,7 +496,7 @@ class GdnShape(NamedTuple):
         """Of a row of the input projections: q | k | v | z | b | a."""
         return self.n_channels + self.n_value_heads * self.value_head_dim + 2 * self.n_value_heads
 
-    def template(self, dtype: mx.Dtype) -> Template:
+    def constants(self, dtype: mx.Dtype) -> Constants:
         """The constants that every kernel here and in :mod:`model.layers.cuda.gdn_step` reads."""
         return {
             "T": dtype,
@@ -551,35 +563,39 @@ def walk(rows: mx.array, window: mx.array, state: mx.array, shape: GdnShape, wei
     n_tokens, n_channels = rows.shape[0], shape.n_channels
     heads, dk, dv = shape.n_value_heads, shape.key_head_dim, shape.value_head_dim
     n_chunks = -(-n_tokens // CHUNK)
-    template = shape.template(rows.dtype) | {"C": CHUNK, "THREADS": _THREADS}
+    constants = shape.constants(rows.dtype) | {"C": CHUNK, "THREADS": _THREADS}
     (mixed,) = _convolve(
         [rows, window, weights.taps],
-        template | {"RUN": _RUN},
+        constants | {"RUN": _RUN},
         (-(-n_channels // (2 * _THREADS)), -(-n_tokens // _RUN)),
         _THREADS,
         [((n_tokens, n_channels), rows.dtype)],
+        n_tokens,
     )
     rows_of = (heads, n_chunks, CHUNK)
     u, w, to_end, totals = _solve(
         [mixed, rows, weights.decay_rate, weights.dt_bias],
-        template | {"THREADS": dk + dv},
+        constants | {"THREADS": dk + dv},
         (n_chunks, heads),
         dk + dv,
         [(shape_, mx.float32) for shape_ in ((*rows_of, dv), (*rows_of, dk), (*rows_of, dk), rows_of)],
+        n_tokens,
     )
     starts, news, last = _carry(
         [u, w, to_end, totals, state],
-        template | {"TILE": _TILE},
+        constants | {"TILE": _TILE},
         (dv // _TILE, heads),
         _THREADS,
         [((heads, n_chunks, dv, dk), mx.float32), (u.shape, mx.float32), (state.shape, mx.float32)],
+        n_chunks,
     )
     (out,) = _attend(
         [mixed, rows, starts, news, totals, weights.norm_weight],
-        template,
+        constants,
         (n_chunks, heads),
         _THREADS,
         [((n_tokens, heads * dv), rows.dtype)],
+        n_tokens,
     )
     return Walk(out, last, mixed, starts, news, totals)
 
@@ -590,18 +606,12 @@ def capture(
     """The window [3, C] and the state [Hv, Dv, Dk] after ``position`` tokens of a part, 1 <= position <= T,
     in buffers of their own."""
     state, tail = _capture(
-        [
-            mx.array([position], mx.int32),
-            walked.mixed,
-            rows,
-            window,
-            walked.starts,
-            walked.news,
-            walked.totals,
-        ],
-        shape.template(rows.dtype) | {"C": CHUNK, "THREADS": _THREADS},
+        [walked.mixed, rows, window, walked.starts, walked.news, walked.totals],
+        shape.constants(rows.dtype) | {"C": CHUNK, "THREADS": _THREADS},
         (shape.n_value_heads,),
         _THREADS,
         [(walked.state.shape, mx.float32), (window.shape, window.dtype)],
+        position,
+        walked.starts.shape[1],
     )
     return tail, state

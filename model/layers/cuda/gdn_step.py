@@ -100,7 +100,7 @@ if (lane == 0) partial[warp] = square;
 __syncthreads();
 square = 0.0f;
 for (int i = 0; i < WARPS; ++i) square += partial[i];
-const float norm = rsqrtf(square / DV + __uint_as_float(EPS));
+const float norm = rsqrtf(square / DV + EPS);
 for (int i = t; i < DV; i += THREADS) {
   float z = static_cast<float>(rows[row + CH + head * DV + i]);
   float gate = z / (1.0f + expf(-z));
@@ -132,7 +132,7 @@ def step(
     n_seqs = rows.shape[0]
     out, new_window, new_state = _step(
         [rows, window, state, *weights],
-        shape.template(rows.dtype) | {"THREADS": _THREADS},
+        shape.constants(rows.dtype) | {"THREADS": _THREADS},
         (shape.n_value_heads, n_seqs),
         _THREADS,
         [

@@ -39,7 +39,7 @@ if (lane == 0) partial[warp] = square;
 __syncthreads();
 square = 0.0f;
 for (int i = 0; i < WARPS; ++i) square += partial[i];
-const float scale = rsqrtf(square / H + __uint_as_float(EPS));
+const float scale = rsqrtf(square / H + EPS);
 #pragma unroll
 for (int i = 0; i < PARTS; ++i) {
   const int at = 4 * (i * THREADS + t);

@@ -17,17 +17,15 @@ ALIGNMENT = 64  # cuBLAS has no fast products for rows of an odd number of score
 _THREADS = 256
 
 # One block does one row: maximum and sum as it reads, then the shares. Columns behind the row's own are 0.
-# Of the keys that the scores are meant for only the number is read.
 _SOFTMAX = """
 constexpr int WARPS = THREADS / 32;
 __shared__ float tops[WARPS];
 __shared__ float sums[WARPS];
 const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-const int n_queries = scores_shape[3], n_columns = scores_shape[4];
-const int seen = keys_shape[2] - n_queries + (int)(blockIdx.x % n_queries) + 1;
+const int seen = n_keys - n_queries + (int)(blockIdx.x % n_queries) + 1;
 const T* row = scores + (long long)blockIdx.x * n_columns;
 T* out = shares + (long long)blockIdx.x * n_columns;
-const float factor = __uint_as_float(SCALE);
+const float factor = SCALE;
 float top = -1e30f, sum = 0.0f;
 for (int c = t; c < seen; c += THREADS) {
   const float x = factor * static_cast<float>(row[c]);
@@ -58,7 +56,9 @@ for (int c = t; c < n_columns; c += THREADS)
   out[c] = static_cast<T>(c < seen ? share * expf(factor * static_cast<float>(row[c]) - top) : 0.0f);
 """
 
-_softmax = Kernel("causal_softmax", ["scores", "keys"], ["shares"], _SOFTMAX, takes_views=True)
+_softmax = Kernel(
+    "causal_softmax", ["scores"], ["shares"], _SOFTMAX, numbers=["n_queries", "n_columns", "n_keys"]
+)
 
 
 def is_needed(head_dim: int, dtype: mx.Dtype) -> bool:
@@ -90,19 +90,21 @@ def attend_causal(q: mx.array, k: mx.array, v: mx.array, n_keys: int, scale: flo
         # The heads that share keys stand below each other: one product for all of them.
         block = q[:, :, start:end].reshape(1, n_kv_heads, -1, dim)
         scores = block @ k[:, :, columns].swapaxes(-1, -2)
-        shares = _causal_softmax(scores, k[:, :, :seen], end - start, scale)
+        shares = _causal_softmax(scores, end - start, seen, scale)
         outs.append((shares @ v[:, :, columns]).reshape(1, n_heads, end - start, dim))
     return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
-def _causal_softmax(scores: mx.array, keys: mx.array, n_queries: int, scale: float) -> mx.array:
-    """scores [1, Hkv, heads x queries, S or more] of ``n_queries`` that end at the last of ``keys``
-    [1, Hkv, S, D] to shares."""
+def _causal_softmax(scores: mx.array, n_queries: int, n_keys: int, scale: float) -> mx.array:
+    """scores [1, Hkv, heads x queries, S or more] of the last ``n_queries`` of S tokens to shares."""
     (shares,) = _softmax(
-        [scores.reshape(*scores.shape[:2], -1, n_queries, scores.shape[-1]), keys],
+        [scores],
         {"T": scores.dtype, "SCALE": scale, "THREADS": _THREADS},
         (scores.shape[1] * scores.shape[2],),
         _THREADS,
         [(scores.shape, scores.dtype)],
+        n_queries,
+        scores.shape[3],
+        n_keys,
     )
     return shares
