@@ -27,7 +27,6 @@ from model.backend import detect  # noqa: E402
 from model.checkpoint.config import config_from  # noqa: E402
 from model.device import device_for  # noqa: E402
 from model.layers import mixture  # noqa: E402
-from model.layers.feed_forward import FeedForward  # noqa: E402
 from model.layers.mixture import Mixture  # noqa: E402
 
 N_AT_ONCE = 8  # in one evaluation, so that launches overlap as they do in a pass
@@ -90,7 +89,7 @@ def ways_through_experts(raw: dict[str, Any], bits: int, dtype: mx.Dtype) -> dic
     mx.eval(block.parameters())
     device = device_for(detect().kind, config_from(raw))
     copied = copy.deepcopy(block)
-    ours = Mixture(copied, FeedForward(copied.shared_expert, device), device)
+    ours = Mixture(copied, device)
 
     def forced(most: int) -> Way:
         def way(x: mx.array) -> mx.array:

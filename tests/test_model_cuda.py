@@ -370,7 +370,9 @@ def test_tokens_go_through_their_experts(bits: int, dtype: mx.Dtype, width: int,
     shared = mx.random.normal((3, width), key=mx.random.key(2)).astype(dtype)
     logits = mx.random.normal((3, 7), key=mx.random.key(3)).astype(dtype)
     routes = few_experts.route(logits, 2, is_normalised=True)
-    found = few_experts.narrow(few_experts.widen(x, routes.chosen, inputs), routes, shared, output)
+    wide = few_experts.widen(x, routes.chosen, inputs)
+    found = few_experts.narrow(wide, routes, shared, output)
+    summed = few_experts.narrow(wide, routes, shared, output, x)
 
     def matrix(layer: nn.Module, expert: int) -> np.ndarray:
         weight = layer.weight[expert]
@@ -384,4 +386,6 @@ def test_tokens_go_through_their_experts(bits: int, dtype: mx.Dtype, width: int,
         for expert, share in zip(np.array(routes.chosen)[token], shares[token, :-1], strict=True):
             gate, up = np.split(matrix(joined, expert) @ np.array(x.astype(mx.float32))[token], 2)
             wanted[token] += share * (matrix(switch.down_proj, expert) @ (gate / (1 + np.exp(-gate)) * up))
-    assert_near(found, mx.array(wanted), TOLERANCE if dtype == mx.float32 else 1e-2)
+    tolerance = TOLERANCE if dtype == mx.float32 else 1e-2
+    assert_near(found, mx.array(wanted), tolerance)
+    assert_near(summed, mx.array(wanted) + x, tolerance)

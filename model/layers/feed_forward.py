@@ -25,12 +25,18 @@ class FeedForward:
         else:
             self._mixture: Callable[[mx.array], mx.array] = block
             if device.kind == "cuda":
-                self._mixture = Mixture(block, FeedForward(block.shared_expert, device), device)
+                self._mixture = Mixture(block, device)
 
     @property
     def dense(self) -> tuple[Projection, nn.Module] | None:
         """The gate and up projections and the one down; None for experts."""
         return (self._inputs, self._block.down_proj) if self._is_dense else None
+
+    def step(self, x: mx.array, residual: mx.array) -> mx.array:
+        """Rows [B, H] to [B, H], ``residual`` [B, H] added to them."""
+        if not self._is_dense and isinstance(self._mixture, Mixture):
+            return self._mixture.step(x, residual)
+        return residual + self(x[:, None])[:, 0]
 
     def __call__(self, x: mx.array) -> mx.array:
         """[B, T, H] to [B, T, H]."""

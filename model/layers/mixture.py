@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
@@ -11,6 +9,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from model.device import Device
 from model.layers.cuda import few_experts
 from model.layers.cuda.few_rows import Matrix
+from model.layers.cuda.product import Product
 from model.layers.linear import unpacked
 from model.layers.projection import Projection
 
@@ -24,15 +23,19 @@ class Mixture:
     """Reads weights from ``block``, mlx-lm's sparse block.
 
     Args:
-        shared: the expert that every token passes, [B, T, H] to [B, T, H].
+        device: what the products are computed with.
     """
 
-    def __init__(self, block: nn.Module, shared: Callable[[mx.array], mx.array], device: Device) -> None:
+    def __init__(self, block: nn.Module, device: Device) -> None:
         self._router = Projection(block, ["gate", "shared_expert_gate"], device.apply)
         self._inputs = Projection(block.switch_mlp, ["gate_proj", "up_proj"], device.apply)
         self._output = block.switch_mlp.down_proj
+        self._apply = device.apply
         self._swiglu = device.swiglu
-        self._shared = shared
+        self._shared_inputs = Projection(block.shared_expert, ["gate_proj", "up_proj"], device.apply)
+        self._shared_output = block.shared_expert.down_proj
+        self._widen_shared = Product(self._shared_inputs.layers, device.apply, is_gated=True)
+        self._narrow_shared = Product([self._shared_output], device.apply)
         self._n_chosen: int = block.top_k
         self._is_normalised: bool = block.norm_topk_prob
         experts = [few_experts.experts_of(layer) for layer in (*self._inputs.layers, self._output)]
@@ -41,10 +44,16 @@ class Mixture:
             inputs, output = experts
             self._kernels = None if inputs is None or output is None else (inputs, output)
 
+    def step(self, x: mx.array, residual: mx.array) -> mx.array:
+        """Rows [B, H] to [B, H], ``residual`` [B, H] added to them."""
+        if self._kernels is not None and self._are_few(x):
+            return self._in_kernels(x, *self._kernels, residual)
+        return residual + self(x[:, None])[:, 0]
+
     def __call__(self, x: mx.array) -> mx.array:
         """[B, T, H] to [B, T, H]."""
-        if self._kernels is not None and x.size // x.shape[-1] * self._n_chosen <= _FEW_PAIRS:
-            return self._in_kernels(x, *self._kernels)
+        if self._kernels is not None and self._are_few(x):
+            return self._in_kernels(x.reshape(-1, x.shape[-1]), *self._kernels).reshape(x.shape)
         logits, shared_gate = self._router(x)
         odds = mx.softmax(logits, axis=-1, precise=True)
         chosen = mx.argpartition(odds, kth=-self._n_chosen, axis=-1)[..., -self._n_chosen :]
@@ -53,15 +62,20 @@ class Mixture:
             shares = shares / shares.sum(axis=-1, keepdims=True)
         outputs = self._one_by_one(x, chosen) if chosen.size <= _FEW_PAIRS else self._sorted(x, chosen)
         routed = (outputs * shares[..., None]).sum(axis=-2)
-        return routed + mx.sigmoid(shared_gate) * self._shared(x)
+        shared = self._apply(self._shared_output, self._swiglu(self._shared_inputs, x))
+        return routed + mx.sigmoid(shared_gate) * shared
 
-    def _in_kernels(self, x: mx.array, inputs: Matrix, output: Matrix) -> mx.array:
-        rows = x.reshape(-1, x.shape[-1])
+    def _are_few(self, x: mx.array) -> bool:
+        return x.size // x.shape[-1] * self._n_chosen <= _FEW_PAIRS
+
+    def _in_kernels(
+        self, rows: mx.array, inputs: Matrix, output: Matrix, residual: mx.array | None = None
+    ) -> mx.array:
         logits = self._router.joined(rows)
         routes = few_experts.route(logits, self._n_chosen, is_normalised=self._is_normalised)
         wide = few_experts.widen(rows, routes.chosen, inputs)
-        shared = self._shared(x).reshape(rows.shape)
-        return few_experts.narrow(wide, routes, shared, output).reshape(x.shape)
+        shared = self._narrow_shared(self._widen_shared(rows))
+        return few_experts.narrow(wide, routes, shared, output, residual)
 
     def _one_by_one(self, x: mx.array, chosen: mx.array) -> mx.array:
         """[B, T, H] and the experts [B, T, K] of each token to the outputs [B, T, K, H]."""

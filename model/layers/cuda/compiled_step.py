@@ -44,7 +44,7 @@ class _Layer:
         """The layer's input and what its mixer's output projection is applied to, to the layer's output."""
         x = self.leave(mixed, x)
         if self._dense is None:
-            return x + self._feed_forward(self._norm_inside(x)[:, None])[:, 0]
+            return self._feed_forward.step(self._norm_inside(x), x)
         widen, narrow = self._dense
         return narrow(widen(x), x)
 

@@ -90,12 +90,14 @@ auto product = [&](const Vector& w, long long, const T* from) {
   return total;
 };
 """
+# A packed number q becomes 1 + q / 2^BITS, which takes no conversion: its bits are a mantissa's first.
 _PACKED = """
 constexpr int VECTOR = 16 / sizeof(T);
 struct __align__(16) Vector { T at[VECTOR]; };
 struct __align__(16) Words { unsigned at[4]; };
 constexpr int RUN = 128 / BITS;
-constexpr unsigned MASK = (1u << BITS) - 1u;
+constexpr int FIRST = 23 - BITS;
+constexpr unsigned MASK = ((1u << BITS) - 1u) << FIRST, ONE = 0x3f800000u;
 auto read = [&](long long at) { return *reinterpret_cast<const Words*>(&weight[at / (32 / BITS)]); };
 auto product = [&](const Words& w, long long at, const T* from) {
   float total = 0.0f, sum = 0.0f;
@@ -104,13 +106,16 @@ auto product = [&](const Words& w, long long at, const T* from) {
     const Vector x = *reinterpret_cast<const Vector*>(from + i * VECTOR);
     #pragma unroll
     for (int j = 0; j < VECTOR; ++j) {
-      const int bit = (i * VECTOR + j) * BITS;
+      const int bit = (i * VECTOR + j) * BITS % 32;
+      const unsigned word = w.at[(i * VECTOR + j) * BITS / 32];
+      const unsigned shifted = bit < FIRST ? word << (FIRST - bit) : word >> (bit - FIRST);
       const float value = static_cast<float>(x.at[j]);
-      total += static_cast<float>(w.at[bit / 32] >> (bit % 32) & MASK) * value;
+      total += __uint_as_float(shifted & MASK | ONE) * value;
       sum += value;
     }
   }
-  return static_cast<float>(scales[at / GROUP]) * total + static_cast<float>(biases[at / GROUP]) * sum;
+  const float scale = static_cast<float>(scales[at / GROUP]), bias = static_cast<float>(biases[at / GROUP]);
+  return scale * (1 << BITS) * (total - sum) + bias * sum;
 };
 """
 
@@ -135,25 +140,32 @@ for (int step = 16; step > 0; step /= 2) {
 if (lane == 0) wide[(long long)pair * WIDE + f] = static_cast<T>(gate / (1.0f + expf(-gate)) * up);
 """
 
-# A warp does one output of one token: the sum over its experts, and the shared expert's.
+# A warp does one output of one token: the sum over its experts, and the shared expert's. Where the rows are
+# short, parts of it do an expert each.
 _NARROW = """
 const int lane = threadIdx.x % 32, h = blockIdx.x * WARPS + threadIdx.x / 32, token = blockIdx.y;
 if (h >= OUT) return;
 const float* share = &shares[token * (CHOSEN + 1)];
+constexpr int LANES = WIDE / RUN >= 32 ? 32 : WIDE / RUN >= 16 ? 16 : 8;
 float total = 0.0f;
 #pragma unroll
-for (int c = 0; c < CHOSEN; ++c) {
+for (int first = 0; first < CHOSEN; first += 32 / LANES) {
+  const int c = first + lane / LANES;
+  if (c >= CHOSEN) continue;
   const long long pair = (long long)token * CHOSEN + c;
   const long long row = ((long long)chosen[pair] * OUT + h) * WIDE;
   float sum = 0.0f;
   #pragma unroll
-  for (int k = lane * RUN; k < WIDE; k += 32 * RUN)
+  for (int k = lane % LANES * RUN; k < WIDE; k += LANES * RUN)
     sum += product(read(row + k), row + k, &wide[pair * WIDE + k]);
   total += share[c] * sum;
 }
 for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
 const long long at = (long long)token * OUT + h;
-if (lane == 0) y[at] = static_cast<T>(total + share[CHOSEN] * static_cast<float>(shared[at]));
+if (lane == 0) {
+  total += share[CHOSEN] * static_cast<float>(shared[at]);
+  y[at] = static_cast<T>(SUMMED ? total + static_cast<float>(residual[at]) : total);
+}
 """
 
 _MATRICES = ["weight", "scales", "biases"]
@@ -167,7 +179,7 @@ _widen = {
 _narrow = {
     is_plain: Kernel(
         "narrow",
-        ["wide", "chosen", "shares", "shared", *_MATRICES],
+        ["wide", "chosen", "shares", "shared", "residual", *_MATRICES],
         ["y"],
         (_PLAIN if is_plain else _PACKED) + _NARROW,
     )
@@ -248,14 +260,28 @@ def widen(x: mx.array, chosen: mx.array, inputs: Matrix) -> mx.array:
     return wide
 
 
-def narrow(wide: mx.array, routes: Routes, shared: mx.array, outputs: Matrix) -> mx.array:
-    """What :func:`widen` gave through the experts' last matrices, summed by shares, and the shared expert's
-    output [N, H] times its gate: [N, H]."""
+def narrow(
+    wide: mx.array, routes: Routes, shared: mx.array, outputs: Matrix, residual: mx.array | None = None
+) -> mx.array:
+    """What :func:`widen` gave through the experts' last matrices, summed by shares, the shared expert's
+    output [N, H] times its gate, and ``residual`` [N, H]: [N, H]."""
     n_tokens, n_chosen, width = wide.shape
     n_out = outputs.weight.shape[1]
     (y,) = _narrow[outputs.bits == 16](
-        [wide, routes.chosen, routes.shares, shared, *outputs[:3]],
-        {"WIDE": width, "OUT": n_out, **_constants(wide, n_chosen, outputs)},
+        [
+            wide,
+            routes.chosen,
+            routes.shares,
+            shared,
+            shared if residual is None else residual,
+            *outputs[:3],
+        ],
+        {
+            "WIDE": width,
+            "OUT": n_out,
+            "SUMMED": int(residual is not None),
+            **_constants(wide, n_chosen, outputs),
+        },
         (-(-n_out // _WARPS), n_tokens),
         32 * _WARPS,
         [((n_tokens, n_out), wide.dtype)],
