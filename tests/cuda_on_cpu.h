@@ -53,6 +53,9 @@ inline unsigned fused(unsigned a, unsigned b, unsigned c) {
   auto high = [](unsigned pair) { return __uint_as_float(pair & 0xffff0000u); };
   return packed(std::fma(low(a), low(b), low(c)), std::fma(high(a), high(b), high(c)));
 }
+inline unsigned across(unsigned one, unsigned other, bool is_second) {
+  return is_second ? one >> 16 | (other & 0xffff0000u) : (one & 0xffffu) | other << 16;
+}
 template <int N>
 inline void load(unsigned (&to)[N], const void* from) {
   std::memcpy(to, from, sizeof(to));

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from model.layers.cuda.kernel import Constants, Kernel
+from model.layers.cuda.tensor_core import TENSOR_CORE, has_tensor_cores
 
 _WARPS = 4
 _BLOCKS = 528  # four for each of 132 multiprocessors
@@ -64,25 +65,29 @@ for (int j = 0; j < EACH; ++j) {
 }
 """
 
-# One block does one part of the columns for the query heads that share a KV head. Each of its warps takes
-# every WARPS-th run of columns, a lane has D / 32 neighbouring numbers of every row; softmax as it goes.
-_DECODE = """
+# One block does one part of the columns for the query heads that share a KV head; each of its warps takes
+# every WARPS-th run of AT_ONCE columns, softmax as it goes.
+_BEGIN = """
 constexpr int WARPS = THREADS / 32;
-constexpr int EACH = D / 32;
 constexpr int G = HQ / HKV;
-constexpr int BYTES = EACH * sizeof(T);
-struct __align__(BYTES < 16 ? BYTES : 16) Pack { T at[EACH]; };
 __shared__ float sums[WARPS * G * D];
 __shared__ float stats[WARPS * G * 2];
 const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 const int part = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z;
-const int per_part = ((length + gridDim.x - 1) / gridDim.x + UNROLLED - 1) / UNROLLED * UNROLLED;
+const int per_part = ((length + gridDim.x - 1) / gridDim.x + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
 const int begin = part * per_part;
 const int end = begin + per_part < length ? begin + per_part : length;
 const int padding = IS_PADDED ? paddings[sequence] : 0;
 const long long first = ((long long)sequence * HKV + kv_head) * capacity * D;
 const T* key_rows = keys + first;
 const T* value_rows = values + first;
+"""
+
+# A lane has D / 32 neighbouring numbers of every row.
+_COLUMNS = """
+constexpr int EACH = D / 32;
+constexpr int BYTES = EACH * sizeof(T);
+struct __align__(BYTES < 16 ? BYTES : 16) Pack { T at[EACH]; };
 float query[G][EACH], sum[G][EACH], top[G], weight[G];
 #pragma unroll
 for (int g = 0; g < G; ++g) {
@@ -94,20 +99,20 @@ for (int g = 0; g < G; ++g) {
   top[g] = -1e30f;
   weight[g] = 0.0f;
 }
-for (int base = begin + warp * UNROLLED; base < end; base += WARPS * UNROLLED) {
-  Pack key[UNROLLED], value[UNROLLED];
+for (int base = begin + warp * AT_ONCE; base < end; base += WARPS * AT_ONCE) {
+  Pack key[AT_ONCE], value[AT_ONCE];
   #pragma unroll
-  for (int i = 0; i < UNROLLED; ++i) {
+  for (int i = 0; i < AT_ONCE; ++i) {
     const int s = base + i < end ? base + i : end - 1;
     key[i] = *reinterpret_cast<const Pack*>(key_rows + (long long)s * D + lane * EACH);
     value[i] = *reinterpret_cast<const Pack*>(value_rows + (long long)s * D + lane * EACH);
   }
   #pragma unroll
   for (int g = 0; g < G; ++g) {
-    float score[UNROLLED];
+    float score[AT_ONCE];
     float highest = top[g];
     #pragma unroll
-    for (int i = 0; i < UNROLLED; ++i) {
+    for (int i = 0; i < AT_ONCE; ++i) {
       float dot = 0.0f;
       for (int j = 0; j < EACH; ++j) dot += query[g][j] * static_cast<float>(key[i].at[j]);
       for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffff, dot, step);
@@ -120,7 +125,7 @@ for (int base = begin + warp * UNROLLED; base < end; base += WARPS * UNROLLED) {
     weight[g] *= kept;
     for (int j = 0; j < EACH; ++j) sum[g][j] *= kept;
     #pragma unroll
-    for (int i = 0; i < UNROLLED; ++i) {
+    for (int i = 0; i < AT_ONCE; ++i) {
       const float p = expf(score[i] - highest);
       weight[g] += p;
       for (int j = 0; j < EACH; ++j) sum[g][j] += p * static_cast<float>(value[i].at[j]);
@@ -135,6 +140,110 @@ for (int g = 0; g < G; ++g) {
     stats[(warp * G + g) * 2 + 1] = weight[g];
   }
 }
+"""
+
+# The same by tensor cores, for up to 8 heads, 16 columns at a time. The heads are rows of A, keys are columns
+# of B. A lane then has the scores of head g in the columns 2 t and 2 t + 1 of each 8, which is how B has to
+# hold the shares; the values are A, turned over.
+_COLUMNS_IN_TENSOR_CORES = """
+static_assert(AT_ONCE == 16 && G <= 8 && D % 64 == 0, "what the fragments hold");
+constexpr int RUNS = D / 32;
+constexpr int SPANS = D / 64;
+const int g = lane / 4, t = lane % 4;
+unsigned query[RUNS][4];
+#pragma unroll
+for (int r = 0; r < RUNS; ++r) {
+  load(query[r], &q[((long long)sequence * HQ + kv_head * G + (g < G ? g : 0)) * D + 32 * r + 8 * t]);
+  for (int j = 0; j < 4; ++j) query[r][j] = g < G ? query[r][j] : 0u;
+}
+float sum[(SPANS + 1) / 2][8][4];
+#pragma unroll
+for (int s = 0; s < SPANS; s += 2)
+  for (int i = 0; i < 8; ++i)
+    for (int j = 0; j < 4; ++j) sum[s / 2][i][j] = 0.0f;
+float top = -1e30f, weight = 0.0f;
+#pragma unroll 1
+for (int base = begin + warp * AT_ONCE; base < end; base += WARPS * AT_ONCE) {
+  unsigned key[2][RUNS][4], value[4][SPANS][4];
+  #pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int wanted = base + 8 * n + g;
+    const T* row = key_rows + (long long)(wanted < end ? wanted : end - 1) * D + 8 * t;
+    #pragma unroll
+    for (int r = 0; r < RUNS; ++r) load(key[n][r], row + 32 * r);
+  }
+  #pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const int wanted = base + 8 * (n / 2) + 2 * t + n % 2;
+    const T* row = value_rows + (long long)(wanted < end ? wanted : end - 1) * D + 8 * g;
+    #pragma unroll
+    for (int s = 0; s < SPANS; ++s) load(value[n][s], row + 64 * s);
+  }
+  float score[2][4] = {};
+  #pragma unroll
+  for (int r = 0; r < RUNS; ++r)
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      multiply_add(score[n], {query[r][0], 0u, query[r][1], 0u}, {key[n][r][0], key[n][r][1]});
+      multiply_add(score[n], {query[r][2], 0u, query[r][3], 0u}, {key[n][r][2], key[n][r][3]});
+    }
+  float highest = top;
+  #pragma unroll
+  for (int n = 0; n < 2; ++n)
+    for (int j = 0; j < 2; ++j) {
+      const int column = base + 8 * n + 2 * t + j;
+      score[n][j] = column < end && column >= padding ? SCALE * score[n][j] : -3e38f;
+      highest = fmaxf(highest, score[n][j]);
+    }
+  highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
+  highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
+  const float kept = expf(top - highest);
+  top = highest;
+  weight *= kept;
+  #pragma unroll
+  for (int n = 0; n < 2; ++n)
+    for (int j = 0; j < 2; ++j) {
+      score[n][j] = expf(score[n][j] - highest);
+      weight += score[n][j];
+    }
+  const unsigned shares[2] = {packed(score[0][0], score[0][1]), packed(score[1][0], score[1][1])};
+  const float left = __shfl_sync(0xffffffff, kept, 8 * t), right = __shfl_sync(0xffffffff, kept, 8 * t + 4);
+  #pragma unroll
+  for (int s = 0; s < SPANS; s += 2)
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float(&total)[4] = sum[s / 2][i];
+      total[0] *= left;
+      total[1] *= right;
+      total[2] *= left;
+      total[3] *= right;
+      unsigned a[4] = {};
+      #pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        if (s + side >= SPANS) continue;
+        const int from = s + side, word = i / 2;
+        a[side] = across(value[0][from][word], value[1][from][word], i % 2);
+        a[side + 2] = across(value[2][from][word], value[3][from][word], i % 2);
+      }
+      multiply_add(total, a, shares);
+    }
+}
+weight += __shfl_xor_sync(0xffffffff, weight, 1);
+weight += __shfl_xor_sync(0xffffffff, weight, 2);
+if (t == 0 && g < G) {
+  stats[(warp * G + g) * 2] = top;
+  stats[(warp * G + g) * 2 + 1] = weight;
+}
+#pragma unroll
+for (int s = 0; s < SPANS; ++s)
+  for (int i = 0; i < 8; ++i)
+    for (int j = 0; j < 2; ++j) {
+      const int head = 2 * t + j;
+      if (head < G) sums[(warp * G + head) * D + 64 * s + 8 * g + i] = sum[s / 2][i][s % 2 * 2 + j];
+    }
+"""
+
+_END = """
 __syncthreads();
 for (int i = threadIdx.x; i < G * D; i += THREADS) {
   const int g = i / D, d = i % D;
@@ -180,13 +289,17 @@ _prepare = Kernel(
     _PREPARE,
     numbers=["n_rows"],
 )
-_decode = Kernel(
-    "attention_decode",
-    ["q", "keys", "values", "paddings"],
-    ["parts", "tops", "weights"],
-    _DECODE,
-    numbers=["length", "capacity"],
-)
+_decode = {
+    in_tensor_cores: Kernel(
+        "attention_decode",
+        ["q", "keys", "values", "paddings"],
+        ["parts", "tops", "weights"],
+        _BEGIN + (_COLUMNS_IN_TENSOR_CORES if in_tensor_cores else _COLUMNS) + _END,
+        numbers=["length", "capacity"],
+        header=TENSOR_CORE if in_tensor_cores else "",
+    )
+    for in_tensor_cores in (True, False)
+}
 _join = Kernel("attention_join", ["parts", "tops", "weights", "rows"], ["out"], _JOIN, numbers=["n_parts"])
 
 
@@ -221,10 +334,11 @@ class AttentionWeights(NamedTuple):
 
 
 def can_attend(shape: AttentionShape, dtype: mx.Dtype) -> bool:
-    """Whether the kernels take these shapes: whole groups of 32 numbers, in 48 KiB of shared memory."""
+    """Whether the kernels take these shapes: heads whose lanes read whole vectors, in 48 KiB of shared
+    memory."""
     group = shape.n_heads // shape.n_kv_heads
     fits = 4 * _WARPS * group * (shape.head_dim + 2) <= 48 << 10
-    return fits and shape.head_dim % 64 == 0 and shape.head_dim <= 512 and dtype.size <= 4
+    return fits and shape.head_dim in (64, 128, 256, 512) and dtype.size <= 4
 
 
 def prepare(
@@ -283,11 +397,13 @@ def decode(
     n_seqs, threads = q.shape[0], 32 * _WARPS
     n_parts = min(-(-n_columns // _FEWEST_COLUMNS), -(-_BLOCKS // (n_seqs * shape.n_kv_heads)))
     constants = shape.constants(q.dtype)
+    group, dim = shape.n_heads // shape.n_kv_heads, shape.head_dim
+    in_tensor_cores = q.dtype == mx.bfloat16 and group <= 8 and dim <= 256 and has_tensor_cores()
     # Columns that a warp reads at once: fewer where many heads share them, whose sums it holds.
-    unrolled = 4 if shape.n_heads // shape.n_kv_heads * shape.head_dim <= 1024 else 2
-    parts, tops, shares = _decode(
+    at_once = 16 if in_tensor_cores else 4 if group * dim <= 1024 else 2
+    parts, tops, shares = _decode[in_tensor_cores](
         [q, keys, values, weights.frequencies if padding is None else padding],
-        constants | {"UNROLLED": unrolled, "IS_PADDED": int(padding is not None), "THREADS": threads},
+        constants | {"AT_ONCE": at_once, "IS_PADDED": int(padding is not None), "THREADS": threads},
         (n_parts, shape.n_kv_heads, n_seqs),
         threads,
         [((n_seqs, shape.n_heads, n_parts, shape.head_dim), mx.float32)]

@@ -7,51 +7,20 @@ the input's rows by 8 of the matrix's at a time; a lone row costs the same read 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from model.layers.cuda.kernel import Kernel
+from model.layers.cuda.tensor_core import TENSOR_CORE, has_tensor_cores
 
 MOST_ROWS = 32
 
-# mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane 4 g + t holds of A the rows g and g + 8,
-# of B the column g, of C the rows g and g + 8 in the columns 2 t and 2 t + 1.
-_TENSOR_CORE = """
-__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-// Volatile, so that loads stay in front of the products.
-__device__ __forceinline__ void load(unsigned (&to)[4], const void* from) {
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
-}
-__device__ __forceinline__ void load(unsigned (&to)[2], const void* from) {
-  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
-}
-// Pairs of bfloat16: a * b + c, rounded once.
-__device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c) {
-  unsigned pair;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
-  return pair;
-}
-__device__ __forceinline__ unsigned packed(float first, float second) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-  return pair;
-}
-"""
-
 # A block does OUTS times 8 of the matrix's rows, 8 gates and their 8 ups where GATED; its warps share the
-# columns. The input's rows are A, 16 at a time, the matrix's are B. A lane reads RUN neighbouring numbers of
-# a row of each: which columns meet in one product does not matter as long as both sides agree. All that a
-# pass reads is asked for before anything is multiplied, without a branch: columns past the end count as
-# zeros, and rows past the end repeat the last, into sums that nobody reads.
+# columns. The input's rows are A, 16 at a time, the matrix's are B; a lane reads RUN neighbouring numbers of a
+# row of each. All that a pass reads is asked for before anything is multiplied, without a branch: columns past
+# the end count as zeros, and rows past the end repeat the last, into sums that nobody reads.
 _MULTIPLY = """
 constexpr int WARPS = THREADS / 32;
 constexpr int RUN = BITS == 16 ? 8 : 16;
@@ -65,10 +34,6 @@ __shared__ float squares[WARPS][TILES * 16];
 const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
 const int first = blockIdx.x * (GATED ? 8 : OUTS * 8);
 auto twice = [](const T& x) { return *reinterpret_cast<const unsigned short*>(&x) * 0x10001u; };
-// Of each pair the first or the second.
-auto across = [](unsigned one, unsigned other, bool is_second) {
-  return is_second ? one >> 16 | (other & 0xffff0000u) : (one & 0xffffu) | other << 16;
-};
 const char* matrix_rows[OUTS];
 long long groups[OUTS];
 #pragma unroll
@@ -226,7 +191,7 @@ _multiply = Kernel(
     ["y"],
     _MULTIPLY,
     numbers=["n_rows", "n_out"],
-    header=_TENSOR_CORE,
+    header=TENSOR_CORE,
 )
 
 
@@ -256,7 +221,7 @@ class Norm(NamedTuple):
 def matrix_of(layer: nn.Module) -> Matrix | None:
     """The layer's weights; None if the kernel does not take them: anything but a plain or an affinely
     quantised matrix of 4 or 8 bits over bfloat16, or a GPU that does not know these."""
-    if "bias" in layer or not _is_able():
+    if "bias" in layer or not has_tensor_cores():
         return None
     weight = layer.get("weight")
     if type(layer) is nn.Linear and weight.dtype == mx.bfloat16 and weight.shape[1] % 8 == 0:
@@ -339,9 +304,3 @@ def _split(n_out: int, n_in: int, gated: bool, normed: bool) -> tuple[int, int]:
     n_outs = 2 if gated or n_out >= 4096 else 1
     n_blocks = -(-n_out // (8 if gated else 8 * n_outs))
     return n_outs, 512 if n_blocks <= 264 and n_in >= 2048 and not normed else 256
-
-
-@cache
-def _is_able() -> bool:
-    """Whether the GPU multiplies pairs of bfloat16: from compute capability 8.0 on."""
-    return int(mx.device_info().get("compute_capability_major", 8)) >= 8
