@@ -17,6 +17,7 @@ import gc
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,9 @@ def measure_ours(forward: Forward, options: argparse.Namespace, tell: Tell) -> N
     """Prefill, decode over company, then both over context: what takes longest comes last."""
     longest = max(*options.prompts, PART)
     ids = np.random.default_rng(0).integers(0, forward.config.vocab_size, longest).astype(np.uint32)
-    forward.prefill(forward.new_state(), ids)  # kernels are built on first use
+    start = time.perf_counter()
+    forward.warm_up()
+    tell("warm-up, where kernels are built", time.perf_counter() - start, "s")
     for n in options.prompts:
         mx.reset_peak_memory()
         seconds = timed(lambda n=n: forward.prefill(forward.new_state(), ids[:n]))
