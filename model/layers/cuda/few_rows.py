@@ -18,9 +18,9 @@ from model.layers.cuda.tensor_core import TENSOR_CORE, has_tensor_cores
 MOST_ROWS = 32
 
 # A block does OUTS times 8 of the matrix's rows, 8 gates and their 8 ups where GATED; its warps share the
-# columns. The input's rows are A, 16 at a time, the matrix's are B; a lane reads RUN neighbouring numbers of a
-# row of each. All that a pass reads is asked for before anything is multiplied, without a branch: columns past
-# the end count as zeros, and rows past the end repeat the last, into sums that nobody reads.
+# columns. The input's rows are A, 16 at a time, the matrix's are B; a lane reads RUN neighbouring numbers of
+# a row of each. All that a pass reads is asked for before anything is multiplied, without a branch: columns
+# past the end count as zeros, and rows past the end repeat the last, into sums that nobody reads.
 _MULTIPLY = """
 constexpr int WARPS = THREADS / 32;
 constexpr int RUN = BITS == 16 ? 8 : 16;

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import mlx.core as mx
+import numpy as np
 
 from model.layers.cuda.compiler import loaded_compiler, own_architecture
 
@@ -175,5 +176,5 @@ def _definition(name: str, value: int | float | mx.Dtype) -> str:
     if isinstance(value, mx.Dtype):
         return f"using {name} = {TYPES[value]};"
     if isinstance(value, float):
-        return f"constexpr float {name} = {value.hex()}f;"
+        return f"constexpr float {name} = {float(np.float32(value)).hex()}f;"
     return f"constexpr int {name} = {value};"

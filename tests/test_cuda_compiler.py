@@ -1,0 +1,117 @@
+"""NVRTC takes every kernel, for the GPUs it is meant for; that needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import tiny
+from mlx_lm.models import qwen3_5
+
+from model.checkpoint.config import config_from, text_arguments
+from model.checkpoint.fingerprint import ModelFingerprint
+from model.errors import BackendError
+from model.forward import Forward
+from model.layers.cuda import attention, few_rows, kernel
+from model.layers.cuda.compiler import Compiler
+from model.layers.cuda.kernel import Outputs, Program
+
+
+def library() -> str | None:
+    """Where ``nvidia-cuda-nvrtc`` keeps it."""
+    nvidia = find_spec("nvidia")
+    folders = list(nvidia.submodule_search_locations or []) if nvidia else []
+    return next((str(path) for folder in folders for path in Path(folder).glob("*/lib/libnvrtc.so.*")), None)
+
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no NVRTC is installed")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    path = library()
+    assert path is not None
+    return Compiler(path)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Program]:
+    """What would be launched, by name; results are zeros."""
+    found: dict[str, Program] = {}
+
+    def launch(
+        program: Program,
+        inputs: Sequence[mx.array],  # noqa: ARG001
+        blocks: Sequence[int],  # noqa: ARG001
+        threads: int,  # noqa: ARG001
+        outputs: Outputs,
+        numbers: Sequence[int],  # noqa: ARG001
+    ) -> list[mx.array]:
+        found[program.name] = program
+        return [mx.zeros(tuple(shape), dtype) for shape, dtype in outputs]
+
+    monkeypatch.setattr(kernel, "launch", launch)
+    return found
+
+
+def forward(dtype: mx.Dtype, n_experts: int, bits: int = 16) -> Forward:
+    raw = tiny.text_config(
+        tiny.TinyShape(
+            vocab=64,
+            head_dim=256,
+            n_key_heads=2,
+            n_value_heads=2,
+            gdn_head_dim=128,
+            n_experts=n_experts,
+            tied=n_experts == 0,
+        )
+    )
+    model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw)))
+    model.set_dtype(dtype)
+    if bits < 16:
+        nn.quantize(model, 32, bits)
+    name = str(dtype).removeprefix("mlx.core.")
+    return Forward(model.language_model, config_from(raw), ModelFingerprint(0, 0, name), "cuda")
+
+
+def run(model: Forward) -> None:
+    """A prompt with a capture, and steps of one sequence, of few unlike ones, and of many."""
+    ids = np.zeros(70, np.uint32)
+    for n in (1, 3, 17):
+        batch = model.new_batch()
+        for key in range(n):
+            state = model.new_state()
+            model.prefill(state, ids[: 70 - key], capture_at=[20])
+            batch.join(key, state)
+        batch.step(mx.zeros((n,), mx.uint32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_120"])
+def test_every_kernel_compiles(
+    compiler: Compiler, programs: dict[str, Program], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_old = architecture == "sm_75"
+    for module in (few_rows, attention):
+        monkeypatch.setattr(module, "has_tensor_cores", lambda: not is_old)
+    for n_experts in (0, 8):
+        for bits in (16, 8, 4):
+            run(forward(mx.bfloat16, n_experts, bits))
+        run(forward(mx.float16, n_experts))
+        run(forward(mx.float32, n_experts))
+    kinds = {name.rsplit("_", 1)[0] for name in programs}
+    assert {"gdn_solve", "gdn_capture", "gdn_step", "attention_decode", "widen", "narrow"} <= kinds
+    assert ("few_rows" in kinds) != is_old
+    for program in programs.values():
+        assert compiler.machine_code(program.source, architecture).startswith(b"\x7fELF")
+
+
+def test_a_kernel_that_does_not_compile_is_reported_with_what_the_compiler_says(compiler: Compiler) -> None:
+    program = Program("broken", [("float*", "y")], "y[0] = nothing;", "")
+    with pytest.raises(BackendError, match='identifier "nothing" is undefined'):
+        compiler.machine_code(program.source, "sm_90")
