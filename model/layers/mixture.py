@@ -16,7 +16,7 @@ from model.layers.projection import Projection
 # Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
 # step. More are sorted by expert and multiplied in groups: MLX's grouped product reads a matrix once for all
 # its rows, but computes tiles of 256 rows, so that two rows of an expert cost what 256 would.
-_FEW_PAIRS = 512
+_FEW_PAIRS = 1024
 
 
 class Mixture:
