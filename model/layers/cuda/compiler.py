@@ -44,18 +44,18 @@ class Compiler:
             options = (b"--std=c++17", f"--gpu-architecture={architecture}".encode())
             array = (ctypes.c_char_p * len(options))(*options)
             if self._nvrtc.nvrtcCompileProgram(program, len(options), array) != _OK:
-                log = self._text(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace")
+                log = self._fetched(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace")
                 raise BackendError(f"a kernel does not compile for {architecture}: {log}")
-            return self._text(program, "nvrtcGetCUBIN")
+            return self._fetched(program, "nvrtcGetCUBIN")
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
 
-    def _text(self, program: ctypes.c_void_p, getter: str) -> bytes:
+    def _fetched(self, program: ctypes.c_void_p, getter: str) -> bytes:
         size = ctypes.c_size_t()
         self._call(f"{getter}Size", program, ctypes.byref(size))
-        text = ctypes.create_string_buffer(size.value)
-        self._call(getter, program, text)
-        return text.raw
+        buffer = ctypes.create_string_buffer(size.value)
+        self._call(getter, program, buffer)
+        return buffer.raw
 
     def _call(self, function: str, *arguments: object) -> None:
         status = getattr(self._nvrtc, function)(*arguments)
