@@ -15,7 +15,6 @@ from sides import CROSSTURN, prepare_side
 prepare_side(CROSSTURN)
 
 import numpy as np  # noqa: E402
-from chart import Line, chart  # noqa: E402
 from filled import decode_seconds, filled_state, stepper, timed  # noqa: E402
 
 from model.backend import detect  # noqa: E402
@@ -46,8 +45,10 @@ def main() -> None:
             flush=True,
         )
     if options.out:
+        from chart import Line, chart
+
         lines = [
-            Line("written (decode, one sequence)", options.contexts, written),
+            Line("written (decode, one sequence)", options.contexts, written, is_dashed=True),
             Line(f"read (prefill of {options.part})", options.contexts, read),
         ]
         title = f"Cost of a token over context: {options.model}, {detect().name}"

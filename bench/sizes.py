@@ -29,7 +29,6 @@ prepare_side("crossturn")
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
-from chart import Line, chart  # noqa: E402
 from figures import Figures, OutOfTimeError  # noqa: E402
 from filled import decode_seconds, filled_cache, filled_state, stepper, timed  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
@@ -96,15 +95,21 @@ def measure(shape: str, bits: int, options: argparse.Namespace, tell: Tell) -> N
 
 def context_chart(figures: Sequence[Mapping[str, Any]]) -> str:
     """An SVG of the milliseconds that a token costs, read and written, over the tokens before it."""
-    points: dict[str, dict[int, float]] = {}
+    from chart import Line, chart  # only for those who want one
+
+    points: dict[tuple[str, bool], dict[int, float]] = {}  # by model, and whether tokens are written
     for figure in figures:
         read = re.fullmatch(r"prefill of \d+ after (\d+)", figure["what"])
         written = re.fullmatch(r"decode after (\d+)", figure["what"])
         if read:
-            points.setdefault(f"{figure['model']}, read", {})[int(read[1])] = 1e3 / figure["value"]
+            points.setdefault((figure["model"], False), {})[int(read[1])] = 1e3 / figure["value"]
         elif written:
-            points.setdefault(f"{figure['model']}, written", {})[int(written[1])] = figure["value"]
-    lines = [Line(name, list(at), list(at.values())) for name, at in points.items()]
+            points.setdefault((figure["model"], True), {})[int(written[1])] = figure["value"]
+    colours = {model: i for i, model in enumerate(dict.fromkeys(model for model, _ in points))}
+    lines = [
+        Line(f"{model}, {'written' if dashed else 'read'}", [*at], [*at.values()], colours[model], dashed)
+        for (model, dashed), at in points.items()
+    ]
     title = f"Cost of a token over context: random weights, {figures[0]['on']}"
     return chart(title, "tokens of context", "ms a token", lines)
 
