@@ -35,6 +35,9 @@ from model.state import Checkpoint, Recurrent, State
 # full speed, few enough for the temporaries to stay small (and, on the CPU, near its caches).
 _PART_TOKENS: dict[BackendKind, int] = {"cpu": 512, "metal": 2048, "cuda": 4096}
 
+# Batches whose steps take kernels that those before them do not: alone, padded, of more than 16 rows.
+_WARM_SIZES: dict[BackendKind, tuple[int, ...]] = {"cpu": (1,), "metal": (1,), "cuda": (1, 2, 17)}
+
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
@@ -64,6 +67,7 @@ class Forward:
         self.config = config
         self.fingerprint = fingerprint
         self.part_tokens = _PART_TOKENS[kind]
+        self._warm_sizes = _WARM_SIZES[kind]
         device = device_for(kind, config)
         layers = model.model.layers
         norms = [*(layer.input_layernorm for layer in layers[1:]), model.model.norm]
@@ -107,11 +111,15 @@ class Forward:
         return DecodeBatch(self._step)
 
     def warm_up(self) -> None:
-        """Build the kernels that MLX compiles on first use, so that no request waits for them."""
-        state, batch = self.new_state(), self.new_batch()
-        self.prefill(state, np.zeros(CHUNK + 1, np.uint32))
-        batch.join(0, state)
-        mx.eval(batch.step(mx.zeros((1,), mx.uint32)))
+        """Build the kernels that are compiled on first use, so that no request waits for them."""
+        for size in self._warm_sizes:
+            batch = self.new_batch()
+            for key in range(size):
+                state = self.new_state()
+                ids = np.zeros(1 if key else CHUNK + 1, np.uint32)
+                self.prefill(state, ids, capture_at=[1])
+                batch.join(key, state)
+            mx.eval(batch.step(mx.zeros((size,), mx.uint32)))
 
     def prefill(self, state: State, ids: NDArray[np.uint32], *, capture_at: Sequence[int] = ()) -> Prefilled:
         """Feed ``ids`` to ``state``.

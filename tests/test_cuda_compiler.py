@@ -79,16 +79,28 @@ def forward(dtype: mx.Dtype, n_experts: int, bits: int = 16) -> Forward:
     return Forward(model.language_model, config_from(raw), ModelFingerprint(0, 0, name), "cuda")
 
 
-def run(model: Forward) -> None:
-    """A prompt with a capture, and steps of one sequence, of few unlike ones, and of many."""
-    ids = np.zeros(70, np.uint32)
-    for n in (1, 3, 17):
-        batch = model.new_batch()
-        for key in range(n):
-            state = model.new_state()
-            model.prefill(state, ids[: 70 - key], capture_at=[20])
-            batch.join(key, state)
-        batch.step(mx.zeros((n,), mx.uint32))
+def run(model: Forward, n_sequences: int, *, are_alike: bool = False) -> None:
+    """A prompt and a capture for each, then a step of all."""
+    batch = model.new_batch()
+    for key in range(n_sequences):
+        state = model.new_state()
+        model.prefill(state, np.zeros(70 - (0 if are_alike else key), np.uint32), capture_at=[20])
+        batch.join(key, state)
+    batch.step(mx.zeros((n_sequences,), mx.uint32))
+
+
+@pytest.mark.parametrize("n_experts", [0, 8])
+@pytest.mark.parametrize("bits", [16, 4])
+def test_after_the_warm_up_no_batch_needs_a_kernel_that_is_not_built(
+    programs: dict[str, Program], n_experts: int, bits: int
+) -> None:
+    model = forward(mx.bfloat16, n_experts, bits)
+    model.warm_up()
+    built = set(programs)
+    for n_sequences in (1, 2, 16, 17, 32, 33):
+        run(model, n_sequences)
+        run(model, n_sequences, are_alike=True)
+    assert set(programs) == built
 
 
 @pytest.mark.slow
@@ -101,9 +113,9 @@ def test_every_kernel_compiles(
         monkeypatch.setattr(module, "has_tensor_cores", lambda: not is_old)
     for n_experts in (0, 8):
         for bits in (16, 8, 4):
-            run(forward(mx.bfloat16, n_experts, bits))
-        run(forward(mx.float16, n_experts))
-        run(forward(mx.float32, n_experts))
+            forward(mx.bfloat16, n_experts, bits).warm_up()
+        forward(mx.float16, n_experts).warm_up()
+        forward(mx.float32, n_experts).warm_up()
     kinds = {name.rsplit("_", 1)[0] for name in programs}
     assert {"gdn_solve", "gdn_capture", "gdn_step", "attention_decode", "widen", "narrow"} <= kinds
     assert ("few_rows" in kinds) != is_old
