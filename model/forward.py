@@ -29,11 +29,8 @@ from model.layers.cuda.linear_attention import CudaLinearAttention
 from model.layers.feed_forward import FeedForward
 from model.layers.gdn import CHUNK
 from model.layers.linear_attention import LinearAttention
+from model.parts import part_tokens, temporary_bytes
 from model.state import Checkpoint, Recurrent, State
-
-# Tokens a pass takes at once, a multiple of the GDN chunk: enough for the matrix products to run at
-# full speed, few enough for the temporaries to stay small (and, on the CPU, near its caches).
-_PART_TOKENS: dict[BackendKind, int] = {"cpu": 512, "metal": 2048, "cuda": 4096}
 
 # Batches whose steps take kernels that those before them do not: alone, padded, of more than 16 rows.
 _WARM_SIZES: dict[BackendKind, tuple[int, ...]] = {"cpu": (1,), "metal": (1,), "cuda": (1, 2, 17)}
@@ -58,6 +55,7 @@ class Forward:
     Everything here runs on the one thread that loaded the weights.
 
     Attributes:
+        part_tokens: of a prompt, those that a pass takes at once.
         steps_on_host: the logits of a step are computed, in the host's memory, when it returns.
     """
 
@@ -66,7 +64,7 @@ class Forward:
     ) -> None:
         self.config = config
         self.fingerprint = fingerprint
-        self.part_tokens = _PART_TOKENS[kind]
+        self._kind = kind
         self._warm_sizes = _WARM_SIZES[kind]
         device = device_for(kind, config)
         layers = model.model.layers
@@ -92,10 +90,17 @@ class Forward:
         if device.kind == "cpu" and CpuStep.takes(model.model, self._blocks, self._head):
             self._whole_step = CpuStep(model.model, self._blocks, self._head, device.crew)
         self.steps_on_host = isinstance(self._whole_step, CpuStep)
-        self.n_weight_bytes = sum(w.nbytes for w in parameters(model).values())
+        weights = parameters(model)
+        self.n_weight_bytes = sum(w.nbytes for w in weights.values())
+        self._token_bytes = temporary_bytes(kind, config, weights, getattr(mx, fingerprint.dtype))
+        self.part_tokens = part_tokens(kind, self._token_bytes)
         self.kv_layout = KvLayout(
             config.n_kv_heads, config.head_dim, getattr(mx, fingerprint.dtype), fingerprint.kv_bits
         )
+
+    def fit_parts(self, n_bytes: int) -> None:
+        """Let a pass take as many tokens at once as ``n_bytes`` hold the temporaries of."""
+        self.part_tokens = part_tokens(self._kind, self._token_bytes, n_bytes)
 
     def new_state(self) -> State:
         """The state before any token."""

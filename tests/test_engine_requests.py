@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 from driver import Driver, Outcome, chat_prompt, plain_prompt
 
 from model.backend import Backend
 from model.forward import Forward
 from model.sampling import SamplingParams
-from server.engine.assembly import default_budget
+from model.text.tokenizer import TextTokenizer
+from server.engine.assembly import EngineOptions, assemble, default_budget
 from server.engine.loop import EngineLoop, LoopOptions
 from server.events import Finished, Planned, Progress, ReplyFormat
 
@@ -319,6 +322,17 @@ def test_tenants_share_nothing_though_they_say_the_same(make_loop: MakeLoop) -> 
 def test_the_default_budget_is_what_the_machine_has_less_the_weights(tiny_forward: Forward) -> None:
     machine = Backend("metal", "a chip", 2**34, None)
     assert default_budget(machine, tiny_forward) == (2**34 - tiny_forward.n_weight_bytes) * 3 // 4
+
+
+def test_prompts_are_read_in_parts_for_which_the_budget_leaves_room(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    path = tiny.write_text(tmp_path)
+    sizes = []
+    for budget in (2**20, 2**60):
+        loop, _ = assemble(EngineOptions(path, memory_budget=budget), tokenizer)
+        sizes.append(loop.prefill_tokens)
+    assert sizes == [512, 256]
 
 
 def test_parallel_questions_over_one_system_prompt_read_it_once(driver: Driver, make_loop: MakeLoop) -> None:

@@ -7,9 +7,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from model.layers import softmax_attention
 from model.layers.elementwise import elementwise_for
 from model.layers.linear import apply_for
-from model.layers.softmax_attention import BlockAttention
+from model.layers.softmax_attention import BlockAttention, attend_for
 
 MATH = elementwise_for("cpu")
 
@@ -60,6 +61,28 @@ def test_attention_of_a_padded_batch_is_that_of_mlx() -> None:
     found = BlockAttention(MATH)(q, k, v, 0.3, mask)
     wanted = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask)
     assert mx.allclose(found, wanted, atol=2e-6).item()
+
+
+@pytest.mark.parametrize("n_queries", [1, 8, 9, 150])
+def test_attention_of_wide_heads_on_metal_is_that_of_mlx_in_pieces_of_bounded_size(
+    n_queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (random(1, 4, n_queries, 256), *(random(1, 2, 333, 256, seed=seed) for seed in (1, 2)))
+    mask = "causal" if n_queries > 1 else None
+    attend = mx.fast.scaled_dot_product_attention
+    wanted = attend(q, k, v, scale=0.1, mask=mask)
+    n_scores = []
+
+    def noted(q: mx.array, k: mx.array, *rest: mx.array, **options: object) -> mx.array:
+        n_scores.append(q.shape[1] * q.shape[2] * k.shape[2])
+        return attend(q, k, *rest, **options)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(softmax_attention, "_METAL_SCORES", 20_000)
+    found = attend_for("metal", MATH)(q, k, v, 0.1, mask)
+    assert mx.allclose(found, wanted, atol=2e-6).item()
+    assert max(n_scores) <= 20_000
+    assert len(n_scores) == (1 if n_queries <= 8 else -(-n_queries // 15))
 
 
 @pytest.mark.parametrize("n_rows", [1, 3, 4, 50])

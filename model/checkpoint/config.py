@@ -30,6 +30,7 @@ class ModelConfig:
         max_context: tokens the model was made for (``max_position_embeddings``).
         eos_token_ids: ids that end a reply, from ``generation_config.json`` and ``config.json``.
         n_experts: 0 for a dense model.
+        n_chosen: of the experts, those that each token passes.
     """
 
     model_type: str
@@ -50,6 +51,7 @@ class ModelConfig:
     partial_rotary_factor: float
     tie_word_embeddings: bool
     n_experts: int
+    n_chosen: int
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -121,6 +123,7 @@ def config_from(raw: Raw, generation: Raw | None = None) -> ModelConfig:
             partial_rotary_factor=float(rope["partial_rotary_factor"]),
             tie_word_embeddings=text["tie_word_embeddings"],
             n_experts=text.get("num_experts") or 0,
+            n_chosen=text.get("num_experts_per_tok") or 0,
             eos_token_ids=_eos_token_ids(generation or {}, raw, text),
         )
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: MLX's fused kernel on a GPU, our own blocks on the CPU."""
+"""Scaled dot-product attention: MLX's fused kernels on a GPU, our own blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -22,14 +22,38 @@ _MOST_ROWS, _FEWEST_ROWS = 128, 8
 _BLOCK_SCORES = 1 << 20
 _HALVED = 512  # columns from which on halving pays
 
+# On Metal: the widest heads of which MLX has a fused kernel for prompts, the longest steps that its kernel
+# for steps takes, and how many scores may be in memory at once.
+_FUSED_WIDTH = 128
+_STEP_QUERIES = 8
+_METAL_SCORES = 1 << 27
+
 
 def attend_for(kind: BackendKind, math: Elementwise) -> Attend:
     """The implementation for a device."""
-    return BlockAttention(math) if kind == "cpu" else _fused
+    if kind == "cpu":
+        return BlockAttention(math)
+    return _fused_in_blocks if kind == "metal" else _fused
 
 
 def _fused(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+
+
+def _fused_in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
+    """A prompt over wide heads in blocks of queries: MLX writes out all of its scores there, 4 GB a layer for
+    2,048 tokens after 64,000."""
+    _, n_heads, n_queries, dim = q.shape
+    if not isinstance(mask, str) or dim <= _FUSED_WIDTH or n_queries <= _STEP_QUERIES:
+        return _fused(q, k, v, scale, mask)
+    past = k.shape[2] - n_queries
+    n_rows = max(_FEWEST_ROWS, _METAL_SCORES // (n_heads * k.shape[2]))
+    outs = []
+    for start in range(0, n_queries, n_rows):
+        end = min(start + n_rows, n_queries)
+        seen = past + end
+        outs.append(_fused(q[:, :, start:end], k[:, :, :seen], v[:, :, :seen], scale, mask))
+    return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
 class BlockAttention:

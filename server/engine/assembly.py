@@ -67,6 +67,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     forward.warm_up()
     context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
     budget_bytes = options.memory_budget or default_budget(backend, forward)
+    forward.fit_parts(backend.n_memory_bytes - forward.n_weight_bytes - budget_bytes)
     known = metadata(forward, tokenizer, context_length)
     store = Store(
         known,

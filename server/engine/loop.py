@@ -282,7 +282,7 @@ class EngineLoop:
         if job is None:
             return False
         self._outbox.flush()
-        ids, captures = job.next_chunk(self._chunk_tokens())
+        ids, captures = job.next_chunk(self.prefill_tokens)
         try:
             read = self._forward.prefill(cast(State, job.running.state), ids, capture_at=captures)
         except Exception as fault:
@@ -304,7 +304,9 @@ class EngineLoop:
             self._begin_replies(job.request, job.running, read.logits)
         return True
 
-    def _chunk_tokens(self) -> int:
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of a prompt that one step reads at most."""
         alone = self._options.prefill_tokens or self._forward.part_tokens
         if not self._decoder.replies:
             return alone
