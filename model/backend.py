@@ -15,6 +15,8 @@ from model.errors import BackendError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
+_LEAST_POOL = 256 << 20
+
 BackendKind = Literal["cpu", "metal", "cuda"]
 
 
@@ -66,6 +68,18 @@ def detect() -> Backend:
     # MLX's CPU products are fast in float32 only: 5 GFLOP/s in bfloat16 on two cores, 200 in float32.
     name = f"CPU ({platform.machine()}, {n_usable_cores()} cores)"
     return Backend("cpu", name, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "float32")
+
+
+def limit_pool(kind: BackendKind, n_bytes: int) -> None:
+    """Let MLX keep ``n_bytes`` of freed buffers at most for new arrays, and a few at any rate.
+
+    A GPU's default is more memory than there is, and arrays that grow with the context seldom fit a freed
+    one: the pool would grow until the system runs out. The CPU keeps its default of 32 MiB.
+    """
+    import mlx.core as mx
+
+    if kind != "cpu":
+        mx.set_cache_limit(max(n_bytes, _LEAST_POOL))
 
 
 def n_usable_cores() -> int:

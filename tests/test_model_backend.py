@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import mlx.core as mx
 import pytest
 
 from model import backend
@@ -33,6 +34,20 @@ def test_the_device_has_a_name_and_memory() -> None:
     assert found.name
     assert found.n_memory_bytes > 1 << 30
     assert found.dtype == ("float32" if found.kind == "cpu" else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_bytes", "limit"), [("cpu", 2**30, 7), ("metal", 2**30, 2**30), ("cuda", -5, 2**28)]
+)
+def test_what_mlx_keeps_of_freed_memory_is_limited_on_a_gpu(
+    kind: backend.BackendKind, n_bytes: int, limit: int
+) -> None:
+    usual = mx.set_cache_limit(7)
+    try:
+        backend.limit_pool(kind, n_bytes)
+        assert mx.set_cache_limit(usual) == limit
+    finally:
+        mx.set_cache_limit(usual)
 
 
 def test_importing_the_package_does_not_import_mlx() -> None:
