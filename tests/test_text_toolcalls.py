@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from functools import partial
 from typing import Any
 from unicodedata import normalize
@@ -352,7 +353,10 @@ schemas = {
     "items": {"type": "array"},
 }
 values = {
-    "path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(partial(normalize, "NFC")),
+    # Without tokens that no text is made of, and without what ends a value on a line of its own.
+    "path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    .map(partial(normalize, "NFC"))
+    .filter(lambda text: not re.search(r"<\|\w+\|>|</parameter>", text)),
     "n": st.integers(),
     "flag": st.booleans(),
     "note": st.none() | st.sampled_from(["a note", "5", "a </parameter> b"]),
