@@ -70,16 +70,20 @@ def detect() -> Backend:
     return Backend("cpu", name, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "float32")
 
 
-def limit_pool(kind: BackendKind, n_bytes: int) -> None:
-    """Let MLX keep ``n_bytes`` of freed buffers at most for new arrays, and a few at any rate.
+def settle_memory(backend: Backend, pool_bytes: int) -> None:
+    """Tell MLX how to treat a GPU's memory; the CPU's is left alone.
 
-    A GPU's default is more memory than there is, and arrays that grow with the context seldom fit a freed
-    one: the pool would grow until the system runs out. The CPU keeps its default of 32 MiB.
+    It may keep ``pool_bytes`` of freed buffers at most for new arrays, and a few at any rate. Its default is
+    more memory than there is, and arrays that grow with the context seldom fit a freed one: the pool would
+    grow until the system runs out. On a Mac what it holds stays resident, up to what Metal recommends (as
+    with mlx-lm while it generates): otherwise macOS may take weights away between two requests.
     """
     import mlx.core as mx
 
-    if kind != "cpu":
-        mx.set_cache_limit(max(n_bytes, _LEAST_POOL))
+    if backend.kind != "cpu":
+        mx.set_cache_limit(max(pool_bytes, _LEAST_POOL))
+    if backend.kind == "metal":
+        mx.set_wired_limit(backend.n_memory_bytes)
 
 
 def n_usable_cores() -> int:

@@ -15,7 +15,7 @@ from cache.files import claim
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
-from model.backend import Backend, detect, limit_pool
+from model.backend import Backend, detect, settle_memory
 from model.checkpoint.load import load
 from model.codec import StateCodec
 from model.errors import ModelError
@@ -69,7 +69,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     budget_bytes = options.memory_budget or default_budget(backend, forward)
     room = backend.n_memory_bytes - forward.n_weight_bytes - budget_bytes
     forward.fit_parts(room)
-    limit_pool(backend.kind, room // 2)
+    settle_memory(backend, pool_bytes=room // 2)
     known = metadata(forward, tokenizer, context_length)
     store = Store(
         known,
