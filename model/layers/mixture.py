@@ -11,6 +11,7 @@ from model.layers.cuda import few_experts
 from model.layers.cuda.few_rows import Matrix
 from model.layers.cuda.product import Product
 from model.layers.linear import unpacked
+from model.layers.mlp import Mlp
 from model.layers.projection import Projection
 
 # Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
@@ -30,12 +31,10 @@ class Mixture:
         self._router = Projection(block, ["gate", "shared_expert_gate"], device.apply)
         self._inputs = Projection(block.switch_mlp, ["gate_proj", "up_proj"], device.apply)
         self._output = block.switch_mlp.down_proj
-        self._apply = device.apply
         self._swiglu = device.swiglu
-        self._shared_inputs = Projection(block.shared_expert, ["gate_proj", "up_proj"], device.apply)
-        self._shared_output = block.shared_expert.down_proj
-        self._widen_shared = Product(self._shared_inputs.layers, device.apply, is_gated=True)
-        self._narrow_shared = Product([self._shared_output], device.apply)
+        self._shared = Mlp(block.shared_expert, device)
+        self._widen_shared = Product(self._shared.inputs.layers, device.apply, is_gated=True)
+        self._narrow_shared = Product([self._shared.output], device.apply)
         self._n_chosen: int = block.top_k
         self._is_normalised: bool = block.norm_topk_prob
         experts = [few_experts.experts_of(layer) for layer in (*self._inputs.layers, self._output)]
@@ -62,8 +61,7 @@ class Mixture:
             shares = shares / shares.sum(axis=-1, keepdims=True)
         outputs = self._one_by_one(x, chosen) if chosen.size <= _FEW_PAIRS else self._sorted(x, chosen)
         routed = (outputs * shares[..., None]).sum(axis=-2)
-        shared = self._apply(self._shared_output, self._swiglu(self._shared_inputs, x))
-        return routed + mx.sigmoid(shared_gate) * shared
+        return routed + mx.sigmoid(shared_gate) * self._shared(x)
 
     def _are_few(self, x: mx.array) -> bool:
         return x.size // x.shape[-1] * self._n_chosen <= _FEW_PAIRS

@@ -31,23 +31,24 @@ class CpuFeedForward(FeedForward):
     def __init__(self, block: nn.Module, device: Device) -> None:
         super().__init__(block, device)
         self._crew = device.crew
-        self._can_multiply = self._is_dense and can_multiply(*self._inputs.layers, block.down_proj)
-        self.steps_in_numpy = self._is_dense and all(map(is_plain, (*self._inputs.layers, block.down_proj)))
+        layers = [] if self.mlp is None else [*self.mlp.inputs.layers, self.mlp.output]
+        self._can_multiply = bool(layers) and can_multiply(*layers)
+        self.steps_in_numpy = bool(layers) and all(map(is_plain, layers))
         if self.steps_in_numpy:
-            self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
-            self._step_output = matrix(block.down_proj)
+            *self._step_inputs, self._step_output = map(matrix, layers)
 
     def __call__(self, x: mx.array) -> mx.array:
         n_seqs, n_tokens, _ = x.shape
-        if n_seqs > 1 or n_tokens < MANY_ROWS or not self._can_multiply:
+        mlp = self.mlp
+        if mlp is None or n_seqs > 1 or n_tokens < MANY_ROWS or not self._can_multiply:
             return super().__call__(x)
         rows = np.asarray(x)[0]
-        inputs, output = [matrix(layer) for layer in self._inputs.layers], matrix(self._block.down_proj)
+        inputs, output = [matrix(layer) for layer in mlp.inputs.layers], matrix(mlp.output)
         out = np.empty((n_tokens, output.shape[1]), np.float32)
         parts = pieces(n_tokens, self._crew)
 
         def one(i: int) -> None:
-            gate, up = self._inputs.split([rows[parts[i]] @ weight for weight in inputs])
+            gate, up = mlp.inputs.split([rows[parts[i]] @ weight for weight in inputs])
             gate /= one_plus_exp_minus(gate, np.empty_like(gate))
             gate *= up
             np.matmul(gate, output, out=out[parts[i]])
@@ -57,7 +58,8 @@ class CpuFeedForward(FeedForward):
 
     def step_rows(self, x: Array) -> Array:
         """One token of each of B sequences, [B, H] to [B, H]."""
-        gate, up = self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
+        assert self.mlp is not None
+        gate, up = self.mlp.inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
         mixed = silu(gate)
         mixed *= up
         return step_multiply(mixed, self._step_output, self._crew)

@@ -33,20 +33,18 @@ class _Layer:
         self.enter = Product(block.mixer.inputs.layers, device.apply, norm=norm)
         self.leave = Product([block.mixer.output], device.apply)
         self._norm_inside = norm_inside
-        self._feed_forward = block.feed_forward
-        self._dense: tuple[Product, Product] | None = None
-        if block.feed_forward.dense is not None:
-            inputs, output = block.feed_forward.dense
-            widen = Product(inputs.layers, device.apply, norm=norm_inside, is_gated=True)
-            self._dense = widen, Product([output], device.apply)
+        self._experts = block.feed_forward.experts
+        mlp = block.feed_forward.mlp
+        if mlp is not None:
+            self._widen = Product(mlp.inputs.layers, device.apply, norm=norm_inside, is_gated=True)
+            self._narrow = Product([mlp.output], device.apply)
 
     def end(self, x: mx.array, mixed: mx.array) -> mx.array:
         """The layer's input and what its mixer's output projection is applied to, to the layer's output."""
         x = self.leave(mixed, x)
-        if self._dense is None:
-            return self._feed_forward.step(self._norm_inside(x), x)
-        widen, narrow = self._dense
-        return narrow(widen(x), x)
+        if self._experts is not None:
+            return self._experts.step(self._norm_inside(x), x)
+        return self._narrow(self._widen(x), x)
 
 
 @dataclass(frozen=True)
