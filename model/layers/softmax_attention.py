@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import mlx.core as mx
@@ -46,14 +46,21 @@ def _fused_in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: 
     _, n_heads, n_queries, dim = q.shape
     if not isinstance(mask, str) or dim <= _FUSED_WIDTH or n_queries <= _STEP_QUERIES:
         return _fused(q, k, v, scale, mask)
-    past = k.shape[2] - n_queries
-    n_rows = max(_FEWEST_ROWS, _METAL_SCORES // (n_heads * k.shape[2]))
-    outs = []
+    n_keys = k.shape[2]
+    n_rows = max(_FEWEST_ROWS, _METAL_SCORES // (n_heads * n_keys))
+    outs = [
+        _fused(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], scale, mask)
+        for rows, seen in query_blocks(n_queries, n_keys, n_rows)
+    ]
+    return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
+
+
+def query_blocks(n_queries: int, n_keys: int, n_rows: int) -> Iterator[tuple[slice, int]]:
+    """Runs of ``n_rows`` of the last queries of a sequence, and for each how many of the keys its last query
+    sees."""
     for start in range(0, n_queries, n_rows):
         end = min(start + n_rows, n_queries)
-        seen = past + end
-        outs.append(_fused(q[:, :, start:end], k[:, :, :seen], v[:, :, :seen], scale, mask))
-    return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
+        yield slice(start, end), n_keys - n_queries + end
 
 
 class BlockAttention:
@@ -71,19 +78,18 @@ class BlockAttention:
         n_kv_heads, n_keys = k.shape[1], k.shape[2]
         # The heads that share keys stand below each other: one product for all of them.
         q = (q * scale).reshape(n_seqs, n_kv_heads, n_heads // n_kv_heads, n_queries, dim)
-        past = n_keys - n_queries
         n_rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BLOCK_SCORES // (n_seqs * n_heads * n_keys)))
         outs = []
-        for start in range(0, n_queries, n_rows):
-            end = min(start + n_rows, n_queries)
-            seen = past + end if mask == "causal" else n_keys
-            block = q[:, :, :, start:end].reshape(n_seqs, n_kv_heads, -1, dim)
-            scores = block @ k[:, :, :seen].swapaxes(-1, -2)  # [B, Hkv, G * t, S]
-            grouped = scores.reshape(n_seqs, n_kv_heads, -1, end - start, seen)
+        for rows, n_past in query_blocks(n_queries, n_keys, n_rows):
+            seen = n_past if mask == "causal" else n_keys
+            block = q[:, :, :, rows]  # [B, Hkv, G, t, D]
+            n = block.shape[3]
+            scores = block.reshape(n_seqs, n_kv_heads, -1, dim) @ k[:, :, :seen].swapaxes(-1, -2)
+            grouped = scores.reshape(n_seqs, n_kv_heads, -1, n, seen)
             if isinstance(mask, mx.array):
                 grouped = mx.where(mask[:, :, None], grouped, -mx.inf)
-            elif mask == "causal" and end - start > 1:
-                grouped = grouped + _future(end - start, seen)
+            elif mask == "causal" and n > 1:
+                grouped = grouped + _future(n, seen)
             weights = self._math.exp(grouped - _over_last(mx.maximum, mx.max, grouped))
             total = _over_last(mx.add, mx.sum, weights)
             out = (weights.reshape(scores.shape) @ v[:, :, :seen]).reshape(*grouped.shape[:-1], dim)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from model.layers.cuda.kernel import Kernel
+from model.layers.softmax_attention import query_blocks
 
 _FUSED_WIDTH = 128  # the widest head that MLX hands to cuDNN
 _MOST_ROWS, _FEWEST_ROWS = 1024, 64
@@ -83,15 +84,13 @@ def attend_causal(q: mx.array, k: mx.array, v: mx.array, n_keys: int, scale: flo
     n_kv_heads = k.shape[1]
     n_rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _SCORES // (n_heads * n_keys)))
     outs = []
-    for start in range(0, n_queries, n_rows):
-        end = min(start + n_rows, n_queries)
-        seen = n_keys - n_queries + end
+    for rows, seen in query_blocks(n_queries, n_keys, n_rows):
+        block = q[:, :, rows]
         columns = slice(-(-seen // ALIGNMENT) * ALIGNMENT)
         # The heads that share keys stand below each other: one product for all of them.
-        block = q[:, :, start:end].reshape(1, n_kv_heads, -1, dim)
-        scores = block @ k[:, :, columns].swapaxes(-1, -2)
-        shares = _causal_softmax(scores, end - start, seen, scale)
-        outs.append((shares @ v[:, :, columns]).reshape(1, n_heads, end - start, dim))
+        scores = block.reshape(1, n_kv_heads, -1, dim) @ k[:, :, columns].swapaxes(-1, -2)
+        shares = _causal_softmax(scores, block.shape[2], seen, scale)
+        outs.append((shares @ v[:, :, columns]).reshape(block.shape))
     return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
 
 
