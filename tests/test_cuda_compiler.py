@@ -11,9 +11,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
-from mlx_lm.models import qwen3_5
+from lm_modules import random_modules
 
-from model.checkpoint.config import config_from, text_arguments
+from model.checkpoint.config import config_from
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.errors import BackendError
 from model.forward import Forward
@@ -71,7 +71,7 @@ def forward(dtype: mx.Dtype, n_experts: int, bits: int = 16) -> Forward:
             tied=n_experts == 0,
         )
     )
-    model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw)))
+    model = random_modules(raw)
     model.set_dtype(dtype)
     if bits < 16:
         nn.quantize(model, 32, bits)

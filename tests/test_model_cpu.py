@@ -12,12 +12,12 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
+from lm_modules import random_modules
 from mlx.utils import tree_map
-from mlx_lm.models import qwen3_5
 from mlx_lm.tuner.lora import LoRALinear
 
 from model.backend import detect
-from model.checkpoint.config import ModelConfig, config_from, text_arguments
+from model.checkpoint.config import ModelConfig, config_from
 from model.device import Device, device_for
 from model.kv import KvLayout, KvRows, merge
 from model.layers.attention import Attention, StepGroup
@@ -45,7 +45,7 @@ def shape(heads: tuple[int, int] = (2, 4)) -> dict[str, Any]:
 def parts(raw: dict[str, Any], seed: int = 0) -> tuple[list[nn.Module], ModelConfig, Device]:
     """Layers of a random model; twice the same for the same seed, since joining takes them apart."""
     mx.random.seed(seed)
-    model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw)))
+    model = random_modules(raw)
     model.update(tree_map(lambda x: x + 0.2 * mx.random.normal(x.shape), model.parameters()))
     config = config_from(raw)
     return model.language_model.model.layers, config, device_for("cpu", config)
@@ -198,8 +198,7 @@ def test_a_large_matrix_is_shared_out_without_a_gap(n_rows: int, monkeypatch: py
 def test_only_plain_matrices_step_in_numpy(change: str) -> None:
     raw = shape() if change != "experts" else tiny.text_config(replace(tiny.MOE, vocab=64))
     mx.random.seed(0)
-    arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw))
-    model = qwen3_5.Model(arguments).language_model
+    model = random_modules(raw).language_model
     head = nn.Linear(64, 64, bias=False)
     if change == "4 bits":
         nn.quantize(model.model.layers[1], 32, 4)

@@ -11,13 +11,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
+from lm_modules import random_modules
 from mlx.utils import tree_map
-from mlx_lm.models import qwen3_5
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from model import batch as batch_module
 from model.backend import detect
-from model.checkpoint.config import ModelConfig, config_from, text_arguments
+from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
 from model.layers.cuda import few_experts, kernel, prompt_attention
@@ -75,8 +75,7 @@ def both(
 ) -> tuple[Forward, Forward, ModelConfig]:
     """The passes as array operations in float32 on the CPU and as kernels, over equal random weights."""
     mx.random.seed(0)
-    arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw))
-    models = [qwen3_5.Model(arguments) for _ in range(2)]
+    models = [random_modules(raw) for _ in range(2)]
     for layer in models[0].language_model.model.layers:
         if layer.is_linear:
             layer.linear_attn.norm.weight = 1.0 + 0.1 * mx.random.normal(layer.linear_attn.norm.weight.shape)

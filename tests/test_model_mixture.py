@@ -10,9 +10,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
-from mlx_lm.models import qwen3_5
+from lm_modules import random_modules
 
-from model.checkpoint.config import config_from, text_arguments
+from model.checkpoint.config import config_from
 from model.device import Device, device_for
 from model.layers import mixture
 from model.layers.mixture import Mixture
@@ -26,8 +26,7 @@ def device() -> Device:
 
 def sparse_block(bits: int) -> nn.Module:
     mx.random.seed(0)
-    arguments = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(RAW))
-    block: nn.Module = qwen3_5.Model(arguments).language_model.model.layers[0].mlp
+    block: nn.Module = random_modules(RAW).language_model.model.layers[0].mlp
     # Router logits far apart: a sum in another order chooses the same experts.
     block.gate.weight = 3 * mx.random.normal(block.gate.weight.shape)
     if bits < 16:

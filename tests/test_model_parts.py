@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import tiny
-from mlx_lm.models import qwen3_5
+from lm_modules import random_modules
 
-from model.checkpoint.config import config_from, text_arguments
+from model.checkpoint.config import config_from
 from model.checkpoint.load import load
 from model.checkpoint.weights import parameters
 from model.layers.gdn import CHUNK
@@ -49,7 +49,7 @@ def test_what_a_token_takes_is_near_what_was_measured_on_a_gpu(
             gdn_head_dim=128,
         )
     )
-    model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw)))
+    model = random_modules(raw)
     estimates = {
         kind: temporary_bytes(kind, config_from(raw), parameters(model), mx.bfloat16)
         for kind in ("cuda", "metal")
@@ -61,7 +61,7 @@ def test_what_a_token_takes_is_near_what_was_measured_on_a_gpu(
 def test_experts_count_as_often_as_a_token_passes_them() -> None:
     def estimate(n_chosen: int) -> int:
         raw = tiny.text_config(tiny.MOE) | {"num_experts_per_tok": n_chosen}
-        model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw)))
+        model = random_modules(raw)
         return temporary_bytes("cuda", config_from(raw), parameters(model), mx.bfloat16)
 
     one, two, four = (estimate(n) for n in (1, 2, 4))
