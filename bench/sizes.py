@@ -148,8 +148,9 @@ def measure_peer(model: nn.Module, config: ModelConfig, options: argparse.Namesp
     tell("mlx-lm: prefill of 1024", 1024 / seconds, "tok/s")
     for size in options.companies:
         cache = filled_cache(model, config, size, options.company_context)
-        step = lambda ids, cache=cache: model(ids[:, None], cache=cache)[:, -1]  # noqa: E731
-        seconds = decode_seconds(step, size, N_RUNS)
+        seconds = decode_seconds(
+            lambda ids, cache=cache: model(ids[:, None], cache=cache)[:, -1], size, N_RUNS
+        )
         tell(f"mlx-lm: decode, {size} sequences of {options.company_context}", size / seconds, "tok/s")
 
 

@@ -43,9 +43,10 @@ def main() -> None:
         kernels = [event for event in profiler.key_averages() if event.device_time_total > 0]
         total = sum(event.device_time_total for event in kernels) / 1e3
         n = sum(event.count for event in kernels)
-        least, median, most = (1e3 * times[i].total for i in (0, len(times) // 2, -1))
-        built, launched, waited = (1e3 * part for part in times[len(times) // 2])
-        print(f"{size} sequences: {median:.2f} ({least:.2f} to {most:.2f}) ms a step")
+        median = times[len(times) // 2]
+        steps = [1e3 * one.total for one in (median, times[0], times[-1])]
+        built, launched, waited = (1e3 * part for part in median)
+        print(f"{size} sequences: {steps[0]:.2f} ({steps[1]:.2f} to {steps[2]:.2f}) ms a step")
         print(f"  {built:.2f} to build its graph, {launched:.2f} to launch it, {waited:.2f} of waiting")
         print(f"  {n} kernels, {total:.2f} ms")
         for event in sorted(kernels, key=lambda event: -event.device_time_total):

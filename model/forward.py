@@ -65,7 +65,6 @@ class Forward:
         self.config = config
         self.fingerprint = fingerprint
         self._kind = kind
-        self._warm_sizes = _WARM_SIZES[kind]
         device = device_for(kind, config)
         layers = model.model.layers
         norms = [*(layer.input_layernorm for layer in layers[1:]), model.model.norm]
@@ -117,7 +116,7 @@ class Forward:
 
     def warm_up(self) -> None:
         """Build the kernels that are compiled on first use, so that no request waits for them."""
-        for size in self._warm_sizes:
+        for size in _WARM_SIZES[self._kind]:
             batch = self.new_batch()
             for key in range(size):
                 state = self.new_state()

@@ -314,10 +314,15 @@ class AttentionShape(NamedTuple):
     norm_eps: float
 
     def constants(self, dtype: mx.Dtype) -> Constants:
-        heads, kv_heads, dim = self.n_heads, self.n_kv_heads, self.head_dim
-        width = 2 * (heads + kv_heads) * dim
-        whole: Constants = {"HQ": heads, "HKV": kv_heads, "D": dim, "WIDTH": width}
-        return whole | {"T": dtype, "EPS": self.norm_eps, "SCALE": dim**-0.5}
+        return {
+            "T": dtype,
+            "HQ": self.n_heads,
+            "HKV": self.n_kv_heads,
+            "D": self.head_dim,
+            "WIDTH": 2 * (self.n_heads + self.n_kv_heads) * self.head_dim,
+            "EPS": self.norm_eps,
+            "SCALE": self.head_dim**-0.5,
+        }
 
 
 class AttentionWeights(NamedTuple):

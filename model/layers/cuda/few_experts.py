@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from model.layers.cuda.few_rows import Matrix
-from model.layers.cuda.kernel import Kernel
+from model.layers.cuda.kernel import Constants, Kernel
 
 _WARPS = 8
 _MOST_CHOSEN = 32  # one for each lane that writes them
@@ -289,5 +289,5 @@ def narrow(
     return y
 
 
-def _constants(x: mx.array, n_chosen: int, experts: Matrix) -> dict[str, int | mx.Dtype]:
+def _constants(x: mx.array, n_chosen: int, experts: Matrix) -> Constants:
     return {"T": x.dtype, "CHOSEN": n_chosen, "WARPS": _WARPS, "BITS": experts.bits, "GROUP": experts.group}
