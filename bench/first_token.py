@@ -25,8 +25,8 @@ from model.backend import detect  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402
 from model.device import device_for  # noqa: E402
+from model.devices.cpu.softmax import attend  # noqa: E402
 from model.forward import Forward  # noqa: E402
-from model.layers.cpu.softmax import attend  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
 
 

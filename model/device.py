@@ -9,8 +9,8 @@ import mlx.nn as nn
 
 from model.backend import BackendKind, n_usable_cores
 from model.checkpoint.config import ModelConfig
+from model.devices.cpu.crew import Crew
 from model.layers.add_norm import AddNorm, add_norm_for
-from model.layers.cpu.crew import Crew
 from model.layers.delta_rule import DeltaRule, delta_rule_for
 from model.layers.elementwise import Elementwise, elementwise_for
 from model.layers.linear import Apply, apply_for

@@ -16,16 +16,16 @@ from model.checkpoint.config import LayerType, ModelConfig
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.checkpoint.weights import parameters
 from model.device import Device, device_for
+from model.devices.cpu.feed_forward import CpuFeedForward
+from model.devices.cpu.full_attention import CpuAttention
+from model.devices.cpu.linear_attention import CpuLinearAttention
+from model.devices.cpu.step import CpuStep
+from model.devices.cuda.compiled_step import CompiledStep
+from model.devices.cuda.full_attention import CudaAttention
+from model.devices.cuda.linear_attention import CudaLinearAttention
 from model.kv import KvLayout, capacity_for
 from model.layers.attention import Attention, StepGroup
 from model.layers.block import Block
-from model.layers.cpu.feed_forward import CpuFeedForward
-from model.layers.cpu.full_attention import CpuAttention
-from model.layers.cpu.linear_attention import CpuLinearAttention
-from model.layers.cpu.step import CpuStep
-from model.layers.cuda.compiled_step import CompiledStep
-from model.layers.cuda.full_attention import CudaAttention
-from model.layers.cuda.linear_attention import CudaLinearAttention
 from model.layers.feed_forward import FeedForward
 from model.layers.gdn import CHUNK
 from model.layers.linear_attention import LinearAttention

@@ -14,10 +14,10 @@ from server.engine.assembly import EngineOptions
 from server.engine.loop import LoopOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
-from server.http.sampling_fields import read_defaults
 from server.http.served import Served
 from server.lifetime import serve_http
 from server.listen import url_of
+from server.openai.sampling_fields import read_defaults
 from server.settings import Settings
 from server.signals import SignalWatch
 

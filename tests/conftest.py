@@ -18,8 +18,6 @@ settings.load_profile("untimed")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 prepare()  # before anything imports MLX
 
-import tiny  # noqa: E402
-
 from cache.files import claim  # noqa: E402
 from cache.ring import RingLimits  # noqa: E402
 from cache.store import Store  # noqa: E402
@@ -28,6 +26,7 @@ from model.forward import Forward  # noqa: E402
 from model.text.tokenizer import TextTokenizer  # noqa: E402
 from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
 from server.engine.loop import EngineLoop, LoopOptions  # noqa: E402
+from tests.fakes import tiny  # noqa: E402
 
 DEMO = Path(__file__).parent.parent / "model" / "demo"
 

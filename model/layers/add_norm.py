@@ -27,6 +27,6 @@ def _add_norm(norm: nn.Module) -> AddNorm:
 
 
 def _cuda_add_norm(norm: nn.Module) -> AddNorm:
-    from model.layers.cuda.pointwise import add_norm
+    from model.devices.cuda.pointwise import add_norm
 
     return lambda x, y: add_norm(x, y, norm.weight, norm.eps)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.backend import BackendKind
-from model.layers.cuda.few_rows import can_multiply, matrix_of, multiply
+from model.devices.cuda.few_rows import can_multiply, matrix_of, multiply
 
 # A layer and its input [..., in] to its output [..., out].
 Apply = Callable[[nn.Module, mx.array], mx.array]

@@ -7,9 +7,9 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from model.device import Device
-from model.layers.cuda import few_experts
-from model.layers.cuda.few_rows import Matrix
-from model.layers.cuda.product import Product
+from model.devices.cuda import few_experts
+from model.devices.cuda.few_rows import Matrix
+from model.devices.cuda.product import Product
 from model.layers.linear import unpacked
 from model.layers.mlp import Mlp
 from model.layers.projection import Projection

@@ -17,7 +17,7 @@ Swiglu = Callable[[Projection, mx.array], mx.array]
 def swiglu_for(kind: BackendKind, math: Elementwise) -> Swiglu:
     """The implementation for a device."""
     if kind == "cuda":
-        from model.layers.cuda.pointwise import swiglu
+        from model.devices.cuda.pointwise import swiglu
 
         return lambda inputs, x: swiglu(inputs.joined(x))
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
-from tests import tiny
+from tests.fakes import tiny
 
 OUT = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 N_TOKENS = 150  # two whole GDN chunks and a part of a third

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from model.text.chat import RenderedPrompt
 from server.events import WarmRequest
-from server.http.chat_request import ComposedChat
 from server.http.served import ChatRenderer
-from server.schema.replies import ReplyMessage
+from server.openai.chat_request import ComposedChat
+from server.openai.reply_schema import ReplyMessage
 
 
 def warm_request(chat: ComposedChat, reply: ReplyMessage, renderer: ChatRenderer) -> WarmRequest:

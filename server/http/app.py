@@ -10,11 +10,12 @@ from starlette.middleware.cors import CORSMiddleware
 from server import errors
 from server.http.gateway import Gateway
 from server.http.openapi import document
-from server.routes import chat, completions, health, metrics, models, slots, tokens
-from server.schema.chat import ChatRequest
-from server.schema.completions import CompletionRequest
-from server.schema.slots import ForkRequest
-from server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from server.native import health, metrics, slots, tokens
+from server.native.slots_schema import ForkRequest
+from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
+from server.openai import chat, completions, models
+from server.openai.chat_schema import ChatRequest
+from server.openai.completion_schema import CompletionRequest
 
 
 def create_app(gateway: Gateway) -> FastAPI:

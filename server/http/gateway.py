@@ -15,13 +15,13 @@ from server.client import EngineClient
 from server.errors import UnavailableError
 from server.events import Failed
 from server.http.ahead import is_worth_it, warm_request
-from server.http.chat_request import ComposedChat
 from server.http.courier import Courier
 from server.http.metrics import Metrics
 from server.http.run import Run
 from server.http.served import Served
 from server.log import RequestRecord
-from server.schema.replies import ReplyMessage
+from server.openai.chat_request import ComposedChat
+from server.openai.reply_schema import ReplyMessage
 from server.settings import Settings
 
 log = logging.getLogger("crossturn.gateway")

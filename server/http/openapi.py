@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from server.errors import ErrorBody
-from server.schema.base import Schema
+from server.http.schema import Schema
 
 _REF = "#/components/schemas/{model}"
 

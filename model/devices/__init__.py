@@ -1,0 +1,1 @@
+"""What is special to one device, behind one protocol."""

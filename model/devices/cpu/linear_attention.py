@@ -1,0 +1,73 @@
+"""A GDN layer on the CPU in NumPy: prompts on all cores, and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from model.checkpoint.config import ModelConfig
+from model.device import Device
+from model.devices.cpu.mix import MixWeights, Rows, mix, step, window_after
+from model.devices.cpu.products import (
+    MANY_ROWS,
+    Array,
+    can_multiply,
+    is_plain,
+    matrix,
+    multiply,
+    step_multiply,
+)
+from model.layers.linear_attention import LinearAttention
+from model.state import Recurrent
+
+
+class CpuLinearAttention(LinearAttention):
+    """See :class:`LinearAttention`, which takes short prompts and layers of other kinds (LoRA).
+
+    Attributes:
+        steps_in_numpy: whether :meth:`step_rows` may be called.
+    """
+
+    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
+        super().__init__(block, config, device)
+        self._crew = device.crew
+        self._can_multiply = can_multiply(*self._inputs.layers, block.out_proj)
+        self.steps_in_numpy = all(map(is_plain, (*self._inputs.layers, block.out_proj)))
+        if self.steps_in_numpy:
+            self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
+            self._step_output = matrix(block.out_proj)
+        taps, rate, bias, norm = (
+            np.asarray(x.astype(mx.float32))
+            for x in (self._taps, self._decay_rate, block.dt_bias, block.norm.weight)
+        )
+        self._weights = MixWeights(taps, rate, bias, norm, block.norm.eps)
+
+    def prefill(
+        self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        n_tokens = x.shape[1]
+        if n_tokens < MANY_ROWS or not self._can_multiply:
+            return super().prefill(x, past, capture_at)
+        inputs = np.asarray(x)[0]
+        rows = Rows(
+            *self._inputs.split([multiply(inputs, matrix(p), self._crew) for p in self._inputs.layers])
+        )
+        window, state = np.asarray(past.window)[0], np.asarray(past.matrix)[0]
+        mixed, last, captured = mix(rows, window, state, capture_at, self._weights, self._config, self._crew)
+        out = multiply(mixed, matrix(self._block.out_proj), self._crew)
+        states = [
+            Recurrent(mx.array(window_after(window, rows.qkv, end))[None], mx.array(found)[None])
+            for end, found in zip([*capture_at, n_tokens], [*captured, last], strict=True)
+        ]
+        return mx.array(out)[None], states[-1], states[:-1]
+
+    def step_rows(self, x: Array, past: Recurrent) -> tuple[Array, Recurrent]:
+        """:meth:`step` of rows [B, H]."""
+        rows = Rows(*self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs]))
+        window, state = np.asarray(past.window), np.asarray(past.matrix)
+        mixed, window, state = step(rows, window, state, self._weights, self._config)
+        out = step_multiply(mixed, self._step_output, self._crew)
+        return out, Recurrent(mx.array(window), mx.array(state))

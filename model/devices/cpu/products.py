@@ -1,0 +1,91 @@
+"""Products of many rows with a layer's matrix, in NumPy, for threads to share."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from model.devices.cpu.crew import Crew
+from model.layers.linear import unpacked
+
+Array = NDArray[np.float32]
+
+# Rows from which on a prompt is worth the threads, and those one piece of work has at least.
+MANY_ROWS, _FEWEST_ROWS = 32, 16
+# Fewer rows meet a matrix one by one: OpenBLAS packs it for a product of matrices, which costs more.
+_MATRIX_ROWS = 8
+# Numbers of a matrix that is worth the threads in a step, and of the share of it that stays in a core's cache
+# while one row after another meets it.
+_LARGE, _SHARE = 1 << 21, 1 << 19
+
+
+def can_multiply(*layers: nn.Module) -> bool:
+    """Whether :func:`matrix` gives the matrices of all ``layers``, which compute in float32."""
+    return all(is_plain(layer) or _is_packed(layer) for layer in layers)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether ``layer`` is a float32 matrix and nothing else, which :func:`matrix` gives without a copy."""
+    return type(layer) is nn.Linear and "bias" not in layer and bool(layer.weight.dtype == mx.float32)
+
+
+def matrix(layer: nn.Module) -> Array:
+    """[in, out]: a view of the weights, or their unpacked form. Call on the thread that runs MLX."""
+    return np.asarray(unpacked(layer) if _is_packed(layer) else layer.weight).T
+
+
+def pieces(n_rows: int, crew: Crew) -> list[slice]:
+    """Rows in as many even pieces as there are threads, or in fewer."""
+    return _even(n_rows, max(1, min(crew.size, n_rows // _FEWEST_ROWS)))
+
+
+def _even(n_rows: int, n: int) -> list[slice]:
+    """Rows in ``n`` pieces of like length."""
+    bounds = [n_rows * i // n for i in range(n + 1)]
+    return [slice(*pair) for pair in pairwise(bounds)]
+
+
+def multiply(x: Array, weight: Array, crew: Crew) -> Array:
+    """x [T, in] by ``weight`` [in, out]."""
+    out = np.empty((len(x), weight.shape[1]), np.float32)
+    parts = pieces(len(x), crew)
+    crew.each(lambda i: np.matmul(x[parts[i]], weight, out=out[parts[i]]), len(parts))
+    return out
+
+
+def step_multiply(x: Array, weight: Array, crew: Crew) -> Array:
+    """x [B, in], one token of each sequence, by ``weight`` [in, out], shared out where that is large."""
+    are_few = len(x) < _MATRIX_ROWS
+    if weight.size < _LARGE:
+        return np.matvec(weight.T, x) if are_few else x @ weight
+    out = np.empty((len(x), weight.shape[1]), np.float32)
+    parts = _even(weight.shape[1], weight.size // _SHARE if are_few else crew.size)
+
+    def one(i: int) -> None:
+        share = weight[:, parts[i]]
+        out[:, parts[i]] = np.matvec(share.T, x) if are_few else x @ share
+
+    crew.each(one, len(parts))
+    return out
+
+
+def silu(x: Array) -> Array:
+    """x / (1 + exp(-x))."""
+    return np.divide(x, one_plus_exp_minus(x, divisor := np.empty_like(x)), out=divisor)
+
+
+def one_plus_exp_minus(x: Array, out: Array) -> Array:
+    """1 + exp(-x), what a sigmoid divides by, in ``out``; where it overflows, the quotient is the right 0."""
+    with np.errstate(over="ignore"):
+        np.exp(np.negative(x, out=out), out=out)
+    out += 1.0
+    return out
+
+
+def _is_packed(layer: nn.Module) -> bool:
+    is_affine = type(layer) is nn.QuantizedLinear and layer.mode == "affine" and "bias" not in layer
+    return is_affine and bool(layer.scales.dtype == mx.float32)

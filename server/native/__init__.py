@@ -1,0 +1,1 @@
+"""Endpoints of no other dialect: slots, tokens, health, metrics."""

@@ -1,0 +1,122 @@
+"""``/v1/slots``: what is remembered, for the people whose memory it is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from fastapi import APIRouter, Request
+
+from cache.planner import CrossTurnSlotId
+from cache.slots import EntryInfo, SlotInfo
+from cache.store import Store
+from model.errors import InputError
+from server.errors import NotFoundError
+from server.http.auth import authenticate
+from server.http.body import read_json_body
+from server.http.gateway import Gateway
+from server.http.openapi import errors, takes
+from server.http.schema import parse
+from server.native.slots_schema import EntryBody, ForkRequest, SlotBody, SlotDeleted, SlotForked, SlotList
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The slots endpoints. A tenant sees its own slots only."""
+    routes = APIRouter(tags=["slots"], responses=errors(401))
+    _add_looking(routes, gateway)
+    _add_changing(routes, gateway)
+    return routes
+
+
+def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
+    engine, api_keys = gateway.engine, gateway.settings.api_keys
+
+    @routes.get("/v1/slots", summary="List the slots")
+    async def list_slots(request: Request) -> SlotList:
+        tenant = authenticate(request.headers, api_keys)
+
+        def look(store: Store) -> SlotList:
+            slots = [_slot_body(slot) for slot in store.slots(tenant)]
+            return SlotList(
+                object="list",
+                data=slots,
+                # Not the store's: how much others hold would tell when they write.
+                bytes=sum(slot["bytes"] for slot in slots),
+                budget_bytes=store.budget_bytes,
+            )
+
+        return await asyncio.wrap_future(engine.call(look))
+
+    @routes.get("/v1/slots/{slot}", summary="Describe a slot", responses=errors(404))
+    async def retrieve_slot(request: Request, slot: str) -> SlotBody:
+        tenant = authenticate(request.headers, api_keys)
+        wanted = _slot_id(slot)
+        known = await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
+        found = next((info for info in known if info.slot == wanted), None)
+        if found is None:
+            raise _no_slot(slot)
+        return _slot_body(found)
+
+
+def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
+    engine, settings = gateway.engine, gateway.settings
+
+    @routes.delete("/v1/slots/{slot}", summary="Forget a slot", responses=errors(404))
+    async def delete_slot(request: Request, slot: str) -> SlotDeleted:
+        tenant = authenticate(request.headers, settings.api_keys)
+        wanted = _slot_id(slot)
+        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted, tenant)))
+        if not n_entries:
+            raise _no_slot(slot)
+        return SlotDeleted(object="slot.deleted", slot=slot, entries=n_entries, deleted=True)
+
+    @routes.post(
+        "/v1/slots/{slot}/fork",
+        summary="Copy a slot for another session",
+        openapi_extra=takes(ForkRequest),
+        responses=errors(400, 404, 413, 415),
+    )
+    async def fork_slot(request: Request, slot: str) -> SlotForked:
+        tenant = authenticate(request.headers, settings.api_keys)
+        body = await read_json_body(request, limit=settings.max_body_bytes)
+        source = _slot_id(slot)
+        target = CrossTurnSlotId.for_session(tenant, parse(ForkRequest, body).session_id)
+        if source == target:
+            raise InputError("The session has this slot already.", param="session_id")
+        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.fork(source, target, tenant)))
+        if not n_entries:
+            raise _no_slot(slot)
+        return SlotForked(object="slot.forked", slot=str(target), source=slot, entries=n_entries)
+
+
+def _slot_id(text: str) -> CrossTurnSlotId:
+    if not re.fullmatch(r"[0-9a-f]{16}", text):
+        raise _no_slot(text)
+    return CrossTurnSlotId(int(text, 16))
+
+
+def _no_slot(text: str) -> NotFoundError:
+    return NotFoundError(f"There is no slot '{text}'.", param="slot", code="slot_not_found")
+
+
+def _slot_body(slot: SlotInfo) -> SlotBody:
+    return SlotBody(
+        object="slot",
+        slot=str(slot.slot),
+        tokens=slot.n_tokens,
+        bytes=slot.n_bytes,
+        entries=[_entry_body(entry) for entry in slot.entries],
+    )
+
+
+def _entry_body(entry: EntryInfo) -> EntryBody:
+    return EntryBody(
+        number=entry.number,
+        tokens=entry.n_tokens,
+        bytes=entry.n_bytes,
+        checkpoints=list(entry.checkpoints),
+        age_s=round(entry.age_s, 3),
+        idle_s=round(entry.idle_s, 3),
+        hits=entry.n_hits,
+        running=entry.running,
+    )

@@ -1,0 +1,66 @@
+"""The bodies of the slots endpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from server.http.schema import Schema
+
+
+class ForkRequest(Schema):
+    """The session key under which a slot's conversations shall be found as well."""
+
+    session_id: Annotated[str, Field(min_length=1)]
+
+
+class EntryBody(TypedDict):
+    """One remembered conversation: lengths in tokens, ages in seconds."""
+
+    number: int
+    tokens: int
+    bytes: int
+    checkpoints: list[int]
+    age_s: float
+    idle_s: float
+    hits: int
+    running: bool
+
+
+class SlotBody(TypedDict):
+    """One session's memory."""
+
+    object: Literal["slot"]
+    slot: str
+    tokens: int
+    bytes: int
+    entries: list[EntryBody]
+
+
+class SlotList(TypedDict):
+    """All slots of a tenant, how much memory they hold, and how much all tenants' may."""
+
+    object: Literal["list"]
+    data: list[SlotBody]
+    bytes: int
+    budget_bytes: int
+
+
+class SlotDeleted(TypedDict):
+    """A slot was forgotten."""
+
+    object: Literal["slot.deleted"]
+    slot: str
+    entries: int
+    deleted: Literal[True]
+
+
+class SlotForked(TypedDict):
+    """A slot's conversations were copied to another one."""
+
+    object: Literal["slot.forked"]
+    slot: str
+    source: str
+    entries: int

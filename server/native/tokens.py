@@ -1,0 +1,80 @@
+"""``POST /tokenize`` and ``POST /detokenize``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from typing_extensions import TypedDict
+
+from model.errors import InputError
+from server.http.auth import authenticate
+from server.http.body import read_json_body
+from server.http.gateway import Gateway
+from server.http.openapi import errors, takes
+from server.http.schema import parse
+from server.http.served import Served
+from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
+
+
+class TokensBody(TypedDict):
+    """Token ids, and how many the context may have."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class TextBody(TypedDict):
+    """The text of token ids."""
+
+    prompt: str
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The endpoints that only need the tokenizer."""
+    routes = APIRouter(tags=["tokens"], responses=errors(400, 401, 404, 413, 415))
+    settings, served = gateway.settings, gateway.served
+
+    @routes.post(
+        "/tokenize", summary="The tokens of a text or a conversation", openapi_extra=takes(TokenizeRequest)
+    )
+    async def tokenize(request: Request) -> TokensBody:
+        authenticate(request.headers, settings.api_keys)
+        body = await read_json_body(request, limit=settings.max_body_bytes)
+        return await gateway.on_worker(lambda: _tokens(parse(TokenizeRequest, body), served))
+
+    @routes.post("/detokenize", summary="The text of tokens", openapi_extra=takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> TextBody:
+        authenticate(request.headers, settings.api_keys)
+        body = await read_json_body(request, limit=settings.max_body_bytes)
+        return await gateway.on_worker(lambda: _text(parse(DetokenizeRequest, body), served))
+
+    return routes
+
+
+def _tokens(request: TokenizeRequest, served: Served) -> TokensBody:
+    served.check_name(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise InputError("Send either 'prompt' or 'messages'.", param="prompt")
+    if request.messages is None:
+        if request.tools or request.chat_template_kwargs:
+            raise InputError("'tools' and 'chat_template_kwargs' belong to 'messages'.", param="messages")
+        ids = served.tokens.encode(request.prompt or "")
+    else:
+        ids = served.chat.render(
+            [message.model_dump(exclude_none=True) for message in request.messages],
+            tools=[tool.model_dump(exclude_none=True) for tool in request.tools or ()] or None,
+            template_kwargs=request.chat_template_kwargs or {},
+        ).ids
+    return TokensBody(tokens=ids.tolist(), count=len(ids), max_model_len=served.info.context_length)
+
+
+def _text(request: DetokenizeRequest, served: Served) -> TextBody:
+    served.check_name(request.model)
+    beyond = [token for token in request.tokens if token >= served.info.vocab_size]
+    if beyond:
+        raise InputError(
+            f"'tokens' holds {beyond[0]}; the vocabulary ends at {served.info.vocab_size - 1}.",
+            param="tokens",
+            code="invalid_value",
+        )
+    return TextBody(prompt=served.tokens.decode(request.tokens))

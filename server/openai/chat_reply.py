@@ -1,0 +1,236 @@
+"""Encodes the events of a chat completion: as one body, or as the chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.events import Event, Finished, Planned, PlanReport, Progress
+from server.openai.logprobs import logprob_bodies
+from server.openai.reply_schema import (
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChunkChoice,
+    ContentLogprob,
+    FunctionBody,
+    FunctionDelta,
+    Logprobs,
+    ReplyDelta,
+    ReplyMessage,
+    ToolCallBody,
+    ToolCallDelta,
+    Usage,
+)
+from server.openai.usage import plan_body, usage_body
+from server.settings import ReasoningField
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReplyShape:
+    """What the request decides about its reply's form.
+
+    Attributes:
+        n: how many replies are wanted.
+        has_logprobs: whether content tokens come with log probabilities.
+        include_usage: whether the stream ends with a chunk of token counts.
+        service_tier: named when the request names one.
+        metadata: the request's, given back with the whole reply.
+    """
+
+    id: str
+    created: int
+    model: str
+    n: int
+    token_bytes: Callable[[int], bytes]
+    reasoning_field: ReasoningField = "reasoning_content"
+    has_logprobs: bool = False
+    include_usage: bool = False
+    service_tier: Literal["default"] | None = None
+    metadata: dict[str, str] | None = None
+
+
+@dataclass
+class _Reply:
+    """One reply in the making."""
+
+    content: list[str] = field(default_factory=list)
+    thought: list[str] = field(default_factory=list)
+    calls: list[tuple[ToolCallStart, list[str]]] = field(default_factory=list)
+    logprobs: list[ContentLogprob] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        match delta:
+            case ContentDelta():
+                self.content.append(delta.text)
+            case ReasoningDelta():
+                self.thought.append(delta.text)
+            case ToolCallStart():
+                self.calls.append((delta, []))
+            case ToolCallArguments():
+                self.calls[delta.index][1].append(delta.json_fragment)
+
+
+class ChatEncoder:
+    """Encodes one request's replies."""
+
+    def __init__(self, shape: ChatReplyShape) -> None:
+        self._shape = shape
+        self._plans: list[PlanReport] = []
+        self._finished: list[Finished] = []
+        self._replies = [_Reply() for _ in range(shape.n)]
+
+    def chunks(self, event: Event) -> Iterator[ChatCompletionChunk]:
+        """Take in ``event``; the chunks that it makes: the roles come first, the plan with the first and
+        the last one."""
+        match event:
+            case Planned():
+                self._plans.append(event.report)
+                yield from self._openings()
+            case Progress():
+                yield from self._growth(event)
+            case Finished():
+                self._finished.append(event)
+                yield from self._endings(event)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every reply came to its own end, none was cut by its length."""
+        return all(end.reason != "length" for end in self._finished)
+
+    def message(self, index: int) -> ReplyMessage:
+        """Reply ``index`` as far as it has come."""
+        return _message(self._replies[index], self._shape.reasoning_field)
+
+    def body(self) -> ChatCompletion:
+        """The whole reply, once every event was taken in."""
+        shape = self._shape
+        ends = sorted(self._finished, key=lambda end: end.index)
+        body = ChatCompletion(
+            id=shape.id,
+            object="chat.completion",
+            created=shape.created,
+            model=shape.model,
+            choices=[self._whole_choice(end) for end in ends],
+            usage=usage_body(self._plans, ends),
+            crossturn=plan_body(self._plans[0]),
+        )
+        if shape.service_tier is not None:
+            body["service_tier"] = shape.service_tier
+        if shape.metadata is not None:
+            body["metadata"] = shape.metadata
+        return body
+
+    def _whole_choice(self, end: Finished) -> ChatChoice:
+        logprobs = self._replies[end.index].logprobs
+        return ChatChoice(
+            index=end.index,
+            message=self.message(end.index),
+            logprobs=Logprobs(content=logprobs, refusal=None) if self._shape.has_logprobs else None,
+            finish_reason=end.reason,
+        )
+
+    def _openings(self) -> Iterator[ChatCompletionChunk]:
+        for index in range(self._shape.n):
+            chunk = self._chunk([_choice(index, ReplyDelta(role="assistant", content=""))])
+            if index == 0:
+                chunk["crossturn"] = plan_body(self._plans[0])
+            yield chunk
+
+    def _growth(self, event: Progress) -> Iterator[ChatCompletionChunk]:
+        reply = self._replies[event.index]
+        for grown in event.deltas:
+            reply.add(grown)
+        told = event.logprobs if self._shape.has_logprobs else ()
+        reply.logprobs += (entries := logprob_bodies(told, self._shape.token_bytes))
+        for kind, group in groupby(event.deltas, type):
+            logprobs = None
+            if kind is ContentDelta and entries:
+                logprobs, entries = Logprobs(content=entries, refusal=None), []
+            yield self._chunk([_choice(event.index, _delta(kind, list(group), self._shape), logprobs)])
+
+    def _endings(self, event: Finished) -> Iterator[ChatCompletionChunk]:
+        ending = self._chunk([_choice(event.index, ReplyDelta(), finish_reason=event.reason)])
+        is_last = len(self._finished) == self._shape.n
+        if is_last and not self._shape.include_usage:
+            ending["crossturn"] = plan_body(self._plans[0])
+        yield ending
+        if is_last and self._shape.include_usage:
+            counts = self._chunk([], usage_body(self._plans, self._finished))
+            counts["crossturn"] = plan_body(self._plans[0])
+            yield counts
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+        shape = self._shape
+        chunk = ChatCompletionChunk(
+            id=shape.id,
+            object="chat.completion.chunk",
+            created=shape.created,
+            model=shape.model,
+            choices=choices,
+        )
+        if shape.include_usage:
+            chunk["usage"] = usage
+        if shape.service_tier is not None:
+            chunk["service_tier"] = shape.service_tier
+        return chunk
+
+
+def _message(reply: _Reply, reasoning_field: ReasoningField) -> ReplyMessage:
+    message = ReplyMessage(role="assistant", content="".join(reply.content) or None, refusal=None)
+    if message["content"] is None and not reply.thought and not reply.calls:
+        message["content"] = ""
+    if reply.thought:
+        thought = "".join(reply.thought)
+        if reasoning_field != "reasoning":
+            message["reasoning_content"] = thought
+        if reasoning_field != "reasoning_content":
+            message["reasoning"] = thought
+    if reply.calls:
+        message["tool_calls"] = [
+            ToolCallBody(
+                id=start.id,
+                type="function",
+                function=FunctionBody(name=start.name, arguments="".join(fragments)),
+            )
+            for start, fragments in reply.calls
+        ]
+    return message
+
+
+def _choice(
+    index: int,
+    delta: ReplyDelta,
+    logprobs: Logprobs | None = None,
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None,
+) -> ChunkChoice:
+    return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+
+
+def _delta(kind: type[Any], deltas: Sequence[Any], shape: ChatReplyShape) -> ReplyDelta:
+    """Deltas of one kind as one."""
+    if kind is ContentDelta:
+        return ReplyDelta(content="".join(delta.text for delta in deltas))
+    if kind is ReasoningDelta:
+        thought = "".join(delta.text for delta in deltas)
+        told = ReplyDelta()
+        if shape.reasoning_field != "reasoning":
+            told["reasoning_content"] = thought
+        if shape.reasoning_field != "reasoning_content":
+            told["reasoning"] = thought
+        return told
+    return ReplyDelta(tool_calls=[_call_delta(delta) for delta in deltas])
+
+
+def _call_delta(delta: ToolCallStart | ToolCallArguments) -> ToolCallDelta:
+    if isinstance(delta, ToolCallStart):
+        return ToolCallDelta(
+            index=delta.index,
+            id=delta.id,
+            type="function",
+            function=FunctionDelta(name=delta.name, arguments=""),
+        )
+    return ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.json_fragment))

@@ -1,1 +1,0 @@
-"""One file for each family of endpoints; each has a ``router(gateway)``."""

@@ -1,1 +1,0 @@
-"""The shapes of bodies: what is taken, what is sent."""

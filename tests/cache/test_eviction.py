@@ -1,0 +1,172 @@
+"""What goes when bytes are needed: the least useful first, and nothing that is in use."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cache.boundaries import PromptShape
+from cache.entry import RunningEntry
+from cache.planner import CrossTurnSlotId
+from cache.store import Store
+from tests.fakes.cache_kit import OTHER, SLOT, UNIT, FakeClock, make_store
+from tests.fakes.fake_state import FakeState, Geometry
+
+IDS_BYTES = 4
+HEAVY = Geometry(row_bytes=10, snapshot_bytes=2000, row_step=1)
+"""A recurrent state that weighs as much as 200 tokens' rows, as the demo model's does."""
+
+ENTRY_1000 = UNIT.kv_bytes(1000) + UNIT.snapshot_bytes + IDS_BYTES * 1000
+
+
+def start(
+    store: Store, slot: CrossTurnSlotId, first_id: int, n: int, captures: tuple[int, ...] = ()
+) -> RunningEntry:
+    """A request of ``n`` ids that differ from all others, read but not yet saved."""
+    ids = np.arange(first_id, first_id + n, dtype=np.uint32)
+    running = store.take(store.plan(slot, ids, None, PromptShape(shared_points=(n,))))
+    state = running.state
+    assert isinstance(state, FakeState)
+    rest = ids[len(running) :]
+    checkpoints = state.feed(rest.tolist(), captures)
+    running.ids.extend(rest)
+    for checkpoint in checkpoints:
+        running.capture(checkpoint)
+    store.enforce()
+    return running
+
+
+def keep(store: Store, slot: CrossTurnSlotId, first_id: int, n: int, captures: tuple[int, ...] = ()) -> None:
+    store.save(start(store, slot, first_id, n, captures))
+    store.check()
+
+
+def slots_held(store: Store) -> set[CrossTurnSlotId]:
+    return {info.slot for info in store.slots()}
+
+
+def session(i: int) -> CrossTurnSlotId:
+    return CrossTurnSlotId.for_session(None, f"session {i}")
+
+
+def test_of_equal_conversations_the_longest_idle_goes() -> None:
+    clock = FakeClock()
+    store = make_store(budget_bytes=3 * ENTRY_1000, clock=clock)
+    for i in range(4):
+        clock.now_s += 10
+        keep(store, session(i), 10_000 * i, 1000)
+    assert slots_held(store) == {session(1), session(2), session(3)}
+    assert store.counters.n_evicted_entries == 1
+
+
+def test_one_shot_requests_do_not_push_out_a_conversation() -> None:
+    clock = FakeClock()
+    store = make_store(budget_bytes=HEAVY.kv_bytes(5000), geometry=HEAVY, clock=clock)
+    for turn in range(5):
+        clock.now_s += 10
+        keep(store, SLOT, 0, 1200 + 200 * turn)
+    for i in range(20):
+        clock.now_s += 2
+        keep(store, session(i), 10_000 * (i + 1), 200)
+    assert SLOT in slots_held(store)
+
+
+def test_a_conversation_that_was_long_does_not_outlive_all_others() -> None:
+    clock = FakeClock()
+    store = make_store(budget_bytes=3 * ENTRY_1000, clock=clock)
+    for turn in range(50):
+        clock.now_s += 10
+        keep(store, SLOT, 0, 400 + 10 * turn)
+    for i in range(20):
+        clock.now_s += 100
+        keep(store, session(i), 10_000 * (i + 1), 1000)
+    assert SLOT not in slots_held(store)
+
+
+def test_checkpoints_go_before_conversations() -> None:
+    clock = FakeClock()
+    n_entry = HEAVY.kv_bytes(1000) + HEAVY.snapshot_bytes + IDS_BYTES * 1000
+    store = make_store(budget_bytes=2 * n_entry + 8 * HEAVY.snapshot_bytes, geometry=HEAVY, clock=clock)
+    keep(store, SLOT, 0, 1000, tuple(range(100, 1000, 200)))
+    clock.now_s += 1
+    keep(store, OTHER, 10_000, 1000, tuple(range(100, 1000, 200)))
+    assert slots_held(store) == {SLOT, OTHER}
+    assert store.counters.n_evicted_checkpoints == 2
+    assert store.counters.n_evicted_entries == 0
+
+
+def test_what_runs_is_never_evicted_and_what_rests_gives_way() -> None:
+    store = make_store(budget_bytes=2 * ENTRY_1000)
+    keep(store, SLOT, 0, 1000)
+    first = start(store, OTHER, 10_000, 1000)
+    second = start(store, OTHER, 20_000, 1000)
+    assert SLOT not in slots_held(store)
+    assert store.n_bytes == store.n_pinned_bytes == 2 * ENTRY_1000
+    store.save(first)
+    store.save(second)
+    store.check()
+
+
+def test_a_request_under_way_gives_up_checkpoints_before_another_conversation_goes() -> None:
+    n_entry = HEAVY.kv_bytes(1000) + HEAVY.snapshot_bytes + IDS_BYTES * 1000
+    store = make_store(budget_bytes=2 * n_entry + 3 * HEAVY.snapshot_bytes, geometry=HEAVY)
+    keep(store, SLOT, 0, 1000)
+    running = start(store, OTHER, 10_000, 1000, tuple(range(100, 1000, 100)))
+    assert SLOT in slots_held(store)
+    assert running.ring.lengths[0] == 100
+    assert running.ring.lengths[-1] == 900
+    assert len(running.ring) == 3
+    store.save(running)
+    store.check()
+
+
+def test_a_conversation_larger_than_the_budget_is_served_and_then_dropped() -> None:
+    store = make_store(budget_bytes=ENTRY_1000)
+    running = start(store, SLOT, 0, 5000)
+    assert len(running) == 5000
+    store.save(running)
+    assert store.slots() == ()
+    assert store.n_bytes == 0
+    keep(store, SLOT, 0, 1000)
+    assert slots_held(store) == {SLOT}
+
+
+def test_a_request_is_admitted_when_it_fits_beside_what_runs_or_when_nothing_runs() -> None:
+    store = make_store(budget_bytes=2 * ENTRY_1000)
+    keep(store, OTHER, 50_000, 1000)
+    assert store.can_admit(10 * ENTRY_1000)
+    running = start(store, SLOT, 0, 1000)
+    assert store.can_admit(ENTRY_1000)
+    assert not store.can_admit(ENTRY_1000 + 1)
+    store.drop(running)
+    assert store.can_admit(10 * ENTRY_1000)
+
+
+def test_a_slot_keeps_no_more_entries_than_its_limit() -> None:
+    clock = FakeClock()
+    store = make_store(max_entries_per_slot=3, clock=clock)
+    for i in range(5):
+        clock.now_s += 10
+        keep(store, SLOT, 10_000 * i, 1000)
+    (info,) = store.slots()
+    assert [e.idle_s for e in info.entries] == [20.0, 10.0, 0.0]
+
+
+def test_of_two_branches_the_one_that_is_cheaper_to_rebuild_goes() -> None:
+    clock = FakeClock()
+    store = make_store(max_entries_per_slot=2, clock=clock)
+    trunk = np.arange(1000, dtype=np.uint32)
+    for i, n_tail in enumerate((100, 900)):
+        ids = np.concatenate([trunk, np.arange(10_000 * (i + 1), 10_000 * (i + 1) + n_tail, dtype=np.uint32)])
+        choice = store.plan(SLOT, ids, None, PromptShape(shared_points=(len(ids),)))
+        running = store.take(choice)
+        state = running.state
+        assert isinstance(state, FakeState)
+        rest = ids[len(running) :]
+        checkpoints = state.feed(rest.tolist(), (1000,))
+        running.ids.extend(rest)
+        for checkpoint in checkpoints:
+            running.capture(checkpoint)
+        store.save(running)
+    keep(store, SLOT, 50_000, 1000)
+    (info,) = store.slots()
+    assert sorted(e.n_tokens for e in info.entries) == [1000, 1900]

@@ -1,0 +1,414 @@
+"""A request's way through the store: planned, taken, fed, saved; who may use what, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cache.boundaries import PromptShape
+from cache.choice import Choice
+from cache.entry import RunningEntry
+from cache.planner import CrossTurnSlotId, ExactAppend, FullRefill, ReplayFromCheckpoint, TokenIds
+from cache.ring import RingLimits
+from cache.store import Store
+from tests.fakes.cache_kit import METADATA, OTHER, SLOT, UNIT, FakeClock, make_store
+from tests.fakes.fake_state import FakeState
+
+
+def words(first: int, n: int) -> TokenIds:
+    return np.arange(first, first + n, dtype=np.uint32)
+
+
+def chat(*parts: TokenIds) -> TokenIds:
+    return np.concatenate(parts)
+
+
+SYSTEM, HELLO, BYE = words(1000, 100), words(2000, 100), words(3000, 100)
+CHAT = chat(SYSTEM, HELLO)
+SHAPE = PromptShape(message_starts=(0, 100), shared_points=(198,), last_user_start=100, system_end=100)
+
+
+def live(running: RunningEntry) -> FakeState:
+    assert isinstance(running.state, FakeState)
+    return running.state
+
+
+def feed(running: RunningEntry, ids: TokenIds, captures: tuple[int, ...] = ()) -> None:
+    start = len(running)
+    taken = live(running).feed(ids.tolist(), [p for p in captures if start < p <= start + len(ids)])
+    running.ids.extend(ids)
+    for checkpoint in taken:
+        running.capture(checkpoint)
+
+
+def ask(
+    store: Store,
+    prompt: TokenIds = CHAT,
+    reply: TokenIds = BYE,
+    *,
+    slot: CrossTurnSlotId = SLOT,
+    tenant: str | None = None,
+    shape: PromptShape = SHAPE,
+) -> Choice:
+    """One whole request."""
+    choice = store.plan(slot, prompt, tenant, shape)
+    running = store.take(choice)
+    feed(running, prompt[choice.plan.suffix_start :], choice.captures)
+    feed(running, reply)
+    store.save(running)
+    store.check()
+    return choice
+
+
+def n_entries(store: Store, slot: CrossTurnSlotId = SLOT, tenant: str | None = None) -> int:
+    return sum(len(info.entries) for info in store.slots(tenant) if info.slot == slot)
+
+
+def test_the_first_request_of_a_slot_reads_everything() -> None:
+    choice = ask(make_store())
+    assert choice.plan.mode == FullRefill()
+    assert choice.origin == "none"
+    assert choice.reason() == "Nothing is retained for this session yet."
+
+
+def test_planning_changes_nothing() -> None:
+    store = make_store()
+    ask(store)
+    before = store.slots(), store.n_bytes, store.counters.n_requests
+    store.plan(SLOT, chat(CHAT, BYE, HELLO), None, SHAPE)
+    assert (store.slots(), store.n_bytes, store.counters.n_requests) == before
+
+
+def test_the_next_turn_continues_the_entry_without_a_copy() -> None:
+    store = make_store()
+    ask(store)
+    choice = store.plan(SLOT, chat(CHAT, BYE, HELLO), None, SHAPE)
+    running = store.take(choice)
+    assert choice.plan.mode == ExactAppend()
+    assert not choice.forks
+    assert len(running) == 300
+    assert n_entries(store) == 1
+    assert store.counters.n_forks == 0
+    assert choice.reason() == "The prompt continues the retained entry; 300 tokens are reused."
+
+
+def test_a_reply_made_anew_goes_back_to_the_assistant_header_and_takes_the_state_over() -> None:
+    store = make_store()
+    ask(store)
+    choice = ask(store, CHAT, words(9000, 50))
+    assert choice.plan.mode == ReplayFromCheckpoint(198)
+    assert not choice.forks
+    assert n_entries(store) == 1
+    assert choice.reason().startswith("The whole prompt is retained, and its last token must be fed anew")
+
+
+def test_another_chat_over_the_same_system_prompt_leaves_the_first_one_whole() -> None:
+    store = make_store()
+    ask(store)
+    choice = ask(store, chat(SYSTEM, BYE))
+    assert choice.plan.mode == ReplayFromCheckpoint(100)
+    assert choice.forks
+    assert n_entries(store) == 2
+    assert ask(store, chat(CHAT, BYE, HELLO)).plan.mode == ExactAppend()
+
+
+def test_a_tail_too_short_to_be_worth_a_copy_is_overwritten() -> None:
+    store = make_store()
+    ask(store, chat(SYSTEM, words(2000, 10)), words(3000, 10), shape=PromptShape(system_end=100))
+    choice = ask(store, chat(SYSTEM, BYE))
+    assert choice.plan.reusable_len == 100
+    assert not choice.forks
+    assert n_entries(store) == 1
+
+
+def test_a_copy_is_not_made_where_the_budget_has_no_room_and_it_would_save_less_than_it_doubles() -> None:
+    store = make_store(budget_bytes=chat_bytes(430))
+    long_system = words(1000, 300)
+    shape = PromptShape(message_starts=(0, 300), shared_points=(398,), last_user_start=300, system_end=300)
+    ask(store, chat(long_system, words(2000, 60)), words(3000, 1), shape=shape)
+    choice = store.plan(SLOT, chat(long_system, words(5000, 60)), None, shape)
+    assert choice.plan.reusable_len == 300
+    assert not choice.forks
+
+
+def chat_bytes(n_tokens: int, n_checkpoints: int = 0) -> int:
+    """Bytes of an entry: rows, recurrent states and ids."""
+    return UNIT.kv_bytes(n_tokens) + UNIT.snapshot_bytes * (1 + n_checkpoints) + 4 * n_tokens
+
+
+def test_a_clock_in_the_system_prompt_moves_the_state_and_costs_nothing_the_second_time() -> None:
+    store = make_store()
+    prompts = [chat(SYSTEM[:95], words(7000 + 10 * i, 5), HELLO) for i in range(3)]
+    ask(store, prompts[0])
+    second, third = ask(store, prompts[1]), ask(store, prompts[2])
+    assert second.plan.mode == FullRefill()
+    assert 95 in second.captures
+    assert third.plan.mode == ReplayFromCheckpoint(95)
+    assert 95 in third.keep
+    assert not third.forks
+
+
+def test_the_entry_that_saves_most_is_chosen() -> None:
+    store = make_store()
+    ask(store, CHAT)
+    ask(store, chat(SYSTEM, BYE))
+    assert store.plan(SLOT, chat(CHAT, BYE, HELLO), None, SHAPE).plan.reusable_len == 300
+    assert store.plan(SLOT, chat(SYSTEM, BYE, BYE, HELLO), None, SHAPE).plan.reusable_len == 300
+    assert store.plan(SLOT, chat(SYSTEM, words(1, 50)), None, SHAPE).plan.reusable_len == 100
+
+
+def test_a_cancelled_prefill_keeps_what_was_read() -> None:
+    store = make_store()
+    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(running, CHAT[:150])
+    store.save(running)
+    assert store.plan(SLOT, CHAT, None, SHAPE).plan.reusable_len == 150
+
+
+def test_a_request_that_read_nothing_leaves_nothing() -> None:
+    store = make_store()
+    store.save(store.take(store.plan(SLOT, CHAT, None, SHAPE)))
+    assert store.slots() == ()
+    assert store.n_bytes == 0
+
+
+def test_a_dropped_entry_is_gone_with_its_bytes() -> None:
+    store = make_store()
+    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(running, CHAT, (100,))
+    assert store.n_bytes > 0
+    store.drop(running)
+    assert store.n_bytes == 0
+    store.check()
+
+
+def test_an_entry_whose_state_does_not_stand_after_its_ids_is_never_published() -> None:
+    store = make_store()
+    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(running, CHAT)
+    running.ids.append(1)
+    with pytest.raises(AssertionError, match="200, 201 ids were fed"):
+        store.save(running)
+
+
+def test_a_state_that_forgot_its_past_while_its_rows_stayed_is_never_published() -> None:
+    store = make_store()
+    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(running, CHAT)
+    live(running).value = 0
+    with pytest.raises(AssertionError, match="fresh run"):
+        store.save(running)
+
+
+def test_a_request_forks_from_one_that_still_reads_the_same_system_prompt() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, CHAT[:150], (100,))
+    choice = store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE)
+    second = store.take(choice)
+    assert (choice.origin, choice.forks, len(second)) == ("running", True, 100)
+    feed(second, BYE)
+    feed(first, CHAT[150:])
+    for running in (first, second):
+        store.save(running)
+    store.check()
+    assert n_entries(store) == 2
+
+
+def test_a_state_that_is_lent_is_forked_through_whoever_holds_it() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, CHAT, (100,))
+    state = first.lend(live(first))
+    assert first.is_lent
+    assert store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE).plan.reusable_len == 100
+    first.give_back(state)
+    store.save(first)
+
+
+def test_a_state_that_is_lent_without_an_answerer_is_left_alone() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, CHAT, (100,))
+    n_before = store.n_bytes
+    first.lend()
+    assert store.n_bytes == n_before
+    assert store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE).plan.mode == FullRefill()
+
+
+def test_branches_of_a_prompt_go_their_own_ways() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, CHAT, (100,))
+    second = store.branch(first)
+    feed(first, HELLO)
+    feed(second, BYE)
+    store.check()
+    store.save(first)
+    store.save(second)
+    store.check()
+    assert n_entries(store) == 2
+
+
+def test_going_back_while_running_forgets_what_was_fed_after_the_checkpoint() -> None:
+    store = make_store()
+    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(running, CHAT, (100, 150))
+    running.rewind(running.ring.at(100))
+    assert (len(running), running.ring.lengths) == (100, (100,))
+    feed(running, BYE)
+    store.save(running)
+    store.check()
+
+
+def test_an_entry_that_is_the_beginning_of_another_is_merged_into_it() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, CHAT[:150], captures=(120,))
+    feed(second, CHAT)
+    store.save(first)
+    store.save(second)
+    store.check()
+    assert n_entries(store) == 1
+    (info,) = store.slots()
+    assert {120, 150} <= set(info.entries[0].checkpoints)
+    assert store.plan(SLOT, chat(CHAT[:150], BYE), None, SHAPE).plan.reusable_len == 150
+
+
+def test_an_entry_that_adds_nothing_to_an_older_one_is_merged_into_it() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, CHAT)
+    feed(second, CHAT[:150])
+    store.save(first)
+    store.save(second)
+    store.check()
+    assert n_entries(store) == 1
+    assert store.plan(SLOT, chat(CHAT, BYE), None, SHAPE).plan.reusable_len == 200
+
+
+def test_entries_that_part_at_their_last_token_are_not_merged() -> None:
+    store = make_store()
+    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    feed(first, chat(CHAT[:150], BYE[:1]))
+    feed(second, CHAT)
+    store.save(first)
+    store.save(second)
+    store.check()
+    assert n_entries(store) == 2
+    for history in (chat(CHAT[:150], BYE[:1]), CHAT):
+        running = store.take(store.plan(SLOT, chat(history, BYE), None, SHAPE))
+        feed(running, chat(history, BYE)[len(running) :])
+        store.save(running)
+        store.check()
+
+
+def test_slots_of_a_tenant_share_the_system_block_by_copy_and_nothing_more() -> None:
+    store = make_store()
+    ask(store)
+    choice = ask(store, chat(CHAT, BYE, HELLO), slot=OTHER)
+    assert (choice.origin, choice.plan.mode) == ("shared", ReplayFromCheckpoint(100))
+    assert n_entries(store) == n_entries(store, OTHER) == 1
+    assert "copied from the system prompt of another session" in choice.reason()
+
+
+def test_nothing_is_shared_between_slots_when_the_switch_is_off() -> None:
+    store = make_store(share_prefixes=False)
+    ask(store)
+    assert ask(store, slot=OTHER).plan.mode == FullRefill()
+
+
+def test_a_prompt_without_a_system_block_shares_nothing_between_slots() -> None:
+    store = make_store()
+    ask(store)
+    shape = PromptShape(message_starts=(0, 100), shared_points=(198,), last_user_start=100)
+    assert ask(store, slot=OTHER, shape=shape).plan.mode == FullRefill()
+
+
+def test_tenants_never_share() -> None:
+    store = make_store()
+    mine, yours = (CrossTurnSlotId.for_session(tenant, "key") for tenant in ("me", "you"))
+    ask(store, slot=mine, tenant="me")
+    choice = ask(store, slot=yours, tenant="you")
+    assert choice.plan.mode == FullRefill()
+    assert choice.reason() == "Nothing is retained for this session yet."
+    assert [info.slot for info in store.slots("me")] == [mine]
+    assert [info.slot for info in store.slots("you")] == [yours]
+    assert store.slots(None) == ()
+
+
+def test_metadata_that_differs_is_named() -> None:
+    store = make_store()
+    ask(store)
+    store.metadata = METADATA.__class__(**{**_fields(METADATA), "kv_dtype": "q8"})  # type: ignore[arg-type]
+    choice = store.plan(SLOT, chat(CHAT, BYE), None, SHAPE)
+    assert choice.plan.mode == FullRefill()
+    assert choice.reason() == "The retained entry has another kv_dtype, so nothing of it can be reused."
+
+
+def _fields(metadata: object) -> dict[str, object]:
+    return {name: getattr(metadata, name) for name in metadata.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def test_a_reason_names_the_place_where_the_prompt_left_the_entry() -> None:
+    store = make_store()
+    ask(store)
+    choice = store.plan(SLOT, chat(SYSTEM, HELLO[:50], BYE), None, SHAPE)
+    assert choice.diverged_at == 150
+    assert choice.reason(lambda p: f"message {p // 100}") == (
+        "The prompt leaves the retained entry in message 1; 136 tokens are reused."
+    )
+
+
+def test_a_deleted_slot_is_gone_and_what_runs_in_it_is_not_kept() -> None:
+    store = make_store()
+    ask(store)
+    running = store.take(store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE))
+    feed(running, BYE)
+    assert store.delete(SLOT) == 2
+    store.save(running)
+    store.check()
+    assert store.slots() == ()
+    assert store.n_bytes == 0
+
+
+def test_a_forked_slot_is_warm_and_independent() -> None:
+    store = make_store()
+    ask(store)
+    assert store.fork(SLOT, OTHER) == 1
+    assert ask(store, chat(CHAT, BYE, HELLO), slot=OTHER).plan.mode == ExactAppend()
+    assert ask(store, chat(CHAT, BYE, HELLO)).plan.mode == ExactAppend()
+
+
+def test_clearing_forgets_everything_even_what_runs() -> None:
+    store = make_store()
+    ask(store)
+    store.take(store.plan(SLOT, CHAT, None, SHAPE)).lend()
+    ask(store, slot=OTHER)
+    assert store.n_bytes > 0
+    store.clear()
+    store.check()
+    assert (store.n_bytes, store.slots()) == (0, ())
+
+
+def test_slots_are_described_in_tokens_bytes_and_seconds() -> None:
+    clock = FakeClock()
+    store = make_store(clock=clock)
+    ask(store)
+    clock.now_s = 5.0
+    (info,) = store.slots()
+    (entry,) = info.entries
+    assert (entry.n_tokens, info.n_tokens, entry.idle_s, entry.age_s) == (300, 300, 5.0, 5.0)
+    assert (entry.n_hits, entry.running) == (0, False)
+    assert {100, 198} <= set(entry.checkpoints)
+    assert info.n_bytes == store.n_bytes
+
+
+def test_ring_limits_bound_what_an_entry_keeps() -> None:
+    store = make_store(ring_limits=RingLimits(max_count=3))
+    ask(store)
+    (info,) = store.slots()
+    assert len(info.entries[0].checkpoints) <= 3

@@ -1,0 +1,144 @@
+"""Warm equals cold across restarts: what the cache folder brings back replies as a fresh process does.
+
+``scripts/test tests/test_engine_disk.py -m slow -s --operations 2000`` takes a longer walk and tells what it
+did.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cache.planner import CrossTurnSlotId
+from model.codec import StateCodec
+from model.state import Checkpoint, Recurrent, State
+from tests.engine.test_warm_equals_cold import SCENARIO, Act, MakeLoop, Step, Walk
+from tests.fakes.driver import Driver
+
+N_SESSIONS = 3
+N_TOGETHER = 30
+"""Operations of one walk: conversations that go on for longer reach the tiny model's context."""
+
+BUDGETS = (2**30, 600_000, 150_000)
+
+
+class RestartedWalk(Walk):
+    """A walk whose warm process ends now and then, and begins again over the same folder.
+
+    Attributes:
+        done: what happened, by name.
+    """
+
+    def __init__(self, make_loop: MakeLoop, folder: Path, *, budget_bytes: int = 2**30) -> None:
+        super().__init__(make_loop)
+        self.done: Counter[str] = Counter()
+        self._open: Callable[[], Driver] = lambda: Driver(
+            make_loop(budget_bytes=budget_bytes, cache_dir=folder)
+        )
+        self._warm = self._open()
+
+    def restart(self) -> None:
+        self.close()
+        self._warm = self._open()
+        self.done["restarts"] += 1
+
+    def fork(self, source: int, target: int) -> None:
+        """A session goes on under another key as well."""
+        old, new = (CrossTurnSlotId.for_session(None, f"session-{i}") for i in (source, target))
+        if source != target:
+            self._warm.loop.store.fork(old, new)
+            self.done["slots forked"] += 1
+
+    def close(self) -> None:
+        store = self._warm.loop.store
+        store.disk.close()
+        counters = store.counters
+        self.done["prompts that reused something"] += counters.n_hits
+        self.done["states copied"] += counters.n_forks
+        self.done["conversations evicted"] += counters.n_evicted_entries
+        self.done["checkpoints evicted"] += counters.n_evicted_checkpoints
+
+
+def random_steps(chance: random.Random, n: int) -> list[Step]:
+    return [
+        Step(
+            chance.choice(get_args(Act)),
+            chance.randrange(N_SESSIONS),
+            chance.randrange(1, 90),
+            chance.randrange(10_000),
+        )
+        for _ in range(n)
+    ]
+
+
+def walk_with_restarts(
+    make_loop: MakeLoop,
+    folder: Path,
+    script: Sequence[Step],
+    chance: random.Random,
+    budget_bytes: int = 2**30,
+) -> Counter[str]:
+    walk = RestartedWalk(make_loop, folder, budget_bytes=budget_bytes)
+    for step in script:
+        if chance.random() < 0.15:
+            walk.restart()
+        if chance.random() < 0.05:
+            walk.fork(chance.randrange(N_SESSIONS), chance.randrange(N_SESSIONS))
+        walk.take(step)
+        walk.done[step.act] += 1
+    walk.close()
+    return walk.done
+
+
+def test_a_day_with_restarts_replies_as_fresh_processes_do(make_loop: MakeLoop, tmp_path: Path) -> None:
+    walk_with_restarts(make_loop, tmp_path, SCENARIO, random.Random(3))
+
+
+@pytest.mark.slow
+def test_random_operations_with_restarts_and_evictions_reply_as_fresh_processes_do(
+    make_loop: MakeLoop, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    n, done = pytestconfig.getoption("operations"), Counter[str]()
+    for number, start in enumerate(range(0, n, N_TOGETHER)):
+        chance = random.Random(number)
+        script = random_steps(chance, min(N_TOGETHER, n - start))
+        budget_bytes = BUDGETS[number % len(BUDGETS)]
+        done += walk_with_restarts(make_loop, tmp_path / str(number), script, chance, budget_bytes)
+    print(f"{n} operations: {dict(sorted(done.items()))}")
+    # A walk in which nothing of this happens would prove nothing.
+    for name in ("restarts", "prompts that reused something", "states copied", "conversations evicted"):
+        assert done[name] > 0, name
+
+
+def test_a_state_that_comes_back_from_the_disk_without_its_past_is_noticed(
+    make_loop: MakeLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: the rows come back, the recurrent states are those of an empty state."""
+    read = StateCodec.state
+
+    def without_memory(self: StateCodec, checkpoint: Checkpoint, rows: Sequence[object]) -> State:
+        state = read(self, checkpoint, rows)  # type: ignore[arg-type]
+        state.recurrent = [Recurrent(a.window * 0, a.matrix * 0) for a in state.recurrent]
+        return state
+
+    monkeypatch.setattr(StateCodec, "state", without_memory)
+    with pytest.raises(AssertionError, match=r"ReplayFromCheckpoint|ExactAppend"):
+        walk_with_restarts(make_loop, tmp_path, SCENARIO, random.Random(3))
+
+
+def test_a_conversation_is_not_read_again_after_a_restart(make_loop: MakeLoop, tmp_path: Path) -> None:
+    prompt = [5 + i % 40 for i in range(700)]
+    first = Driver(make_loop(cache_dir=tmp_path))
+    reply = first.ask(prompt, session="a").token_ids[0]
+    first.loop.store.disk.close()
+    second = Driver(make_loop(cache_dir=tmp_path))
+    outcome = second.ask([*prompt, *reply, 7, 8], session="a")
+    assert outcome.report.mode == "ExactAppend"
+    assert outcome.report.reused_tokens == len(prompt) + len(reply)
+    assert outcome.token_ids[0] == Driver(make_loop()).ask([*prompt, *reply, 7, 8]).token_ids[0]
+    second.loop.store.disk.close()

@@ -1,0 +1,84 @@
+"""How much a request may be: context, body size, nesting, numbers of messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from server.settings import Settings
+from tests.fakes.fake_engine import fake_served
+from tests.fakes.live_server import ASK, Live, error_of, live
+
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live() as running:
+        yield running
+
+
+@pytest.mark.parametrize("length", [100, 101, 5000])
+def test_f08_a_prompt_that_fills_the_context_is_refused_with_both_numbers(length: int) -> None:
+    overhead = len("user: ")
+    with live(served=fake_served(context_length=100)) as server:
+        error = server.refusal(messages=[{"role": "user", "content": "x" * (length - overhead)}])
+        assert server.engine.requests == []
+    assert error["code"] == "context_length_exceeded"
+    assert {100, length} <= {int(number) for number in re.findall(r"\d+", error["message"])}
+
+
+def test_f08_max_tokens_is_clamped_to_what_the_context_leaves() -> None:
+    with live(served=fake_served(context_length=100)) as server:
+        server.chat(max_tokens=1000)
+        server.chat()
+        server.chat(max_completion_tokens=5)
+        n_prompt = len(server.engine.requests[0].prompt.ids)
+        clamped = [request.max_tokens for request in server.engine.requests]
+    assert clamped == [100 - n_prompt, 100 - n_prompt, 5]
+    assert server.gateway.served.info.context_length == 100
+
+
+def test_f08_the_models_endpoint_tells_the_true_limit() -> None:
+    with live(served=fake_served(context_length=321)) as server:
+        assert server.http.get("/v1/models/demo").json()["context_length"] == 321
+
+
+def test_f11_a_body_over_the_limit_is_refused_declared_or_not() -> None:
+    with live(settings=Settings(max_body_bytes=1000)) as server:
+        long = {**ASK, "messages": [{"role": "user", "content": "x" * 2000}]}
+        assert server.http.post("/v1/chat/completions", json=long).status_code == 413
+        body = json.dumps(long).encode()
+        response = server.http.post(
+            "/v1/chat/completions",
+            content=iter([body[:900], body[900:]]),
+            headers={"Content-Type": "application/json"},
+        )
+        assert response.status_code == 413
+        error_of(response)
+        assert server.chat().status_code == 200
+
+
+def test_f11_fifty_megabytes_of_text_are_refused(server: Live) -> None:
+    response = server.chat(messages=[{"role": "user", "content": "x" * 50_000_000}])
+    assert response.status_code == 413
+
+
+def test_f11_a_deeply_nested_schema_is_refused(server: Live) -> None:
+    nested = "[" * 5000 + "]" * 5000
+    tool = f'{{"type":"function","function":{{"name":"f","parameters":{{"a":{nested}}}}}}}'
+    body = f'{{"messages":[{{"role":"user","content":"Hi"}}],"tools":[{tool}]}}'
+    response = server.http.post(
+        "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400
+    error_of(response)
+
+
+def test_f11_ten_thousand_messages_are_answered() -> None:
+    with live(served=fake_served(context_length=1 << 20)) as server:
+        turns = [USER, {"role": "assistant", "content": "Yes?"}] * 5000
+        assert server.chat(messages=[*turns, USER]).status_code == 200

@@ -1,0 +1,249 @@
+"""What the CPU computes in NumPy, long prompts and steps, gives what array operations give."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.tuner.lora import LoRALinear
+
+from model.backend import detect
+from model.checkpoint.config import ModelConfig, config_from
+from model.device import Device, device_for
+from model.devices.cpu import products, softmax
+from model.devices.cpu.crew import Crew
+from model.devices.cpu.feed_forward import CpuFeedForward
+from model.devices.cpu.full_attention import CpuAttention
+from model.devices.cpu.linear_attention import CpuLinearAttention
+from model.devices.cpu.step import CpuStep
+from model.kv import KvLayout, KvRows, merge
+from model.layers.attention import Attention, StepGroup
+from model.layers.block import Block
+from model.layers.feed_forward import FeedForward
+from model.layers.linear_attention import LinearAttention
+from model.state import Recurrent
+from tests.fakes import tiny
+from tests.fakes.lm_modules import random_modules
+
+pytestmark = pytest.mark.skipif(detect().kind != "cpu", reason="for the CPU")
+
+HEADS = [(1, 1), (2, 2), (3, 6), (2, 6)]
+
+
+def shape(heads: tuple[int, int] = (2, 4)) -> dict[str, Any]:
+    small = replace(tiny.DENSE, vocab=64, n_key_heads=heads[0], n_value_heads=heads[1])
+    return tiny.text_config(small) | {"linear_value_head_dim": 48}
+
+
+def parts(raw: dict[str, Any], seed: int = 0) -> tuple[list[nn.Module], ModelConfig, Device]:
+    """Layers of a random model; twice the same for the same seed, since joining takes them apart."""
+    mx.random.seed(seed)
+    model = random_modules(raw)
+    model.update(tree_map(lambda x: x + 0.2 * mx.random.normal(x.shape), model.parameters()))
+    config = config_from(raw)
+    return model.language_model.model.layers, config, device_for("cpu", config)
+
+
+def random(*size: int) -> mx.array:
+    return mx.random.normal(size, key=mx.random.key(sum(size)))
+
+
+def same(found: mx.array, wanted: mx.array) -> bool:
+    return bool(mx.allclose(found, wanted, rtol=1e-4, atol=1e-5).item())
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    ("n_tokens", "capture_at"),
+    [(1, [1]), (33, [1, 2, 3, 4, 33]), (64, [63]), (130, [64, 65, 130]), (1100, [512, 600])],
+)
+def test_a_gdn_layer_gives_the_outputs_and_states_of_array_operations(
+    heads: tuple[int, int], n_tokens: int, capture_at: Sequence[int]
+) -> None:
+    raw = shape(heads)
+    (first, *_), config, device = parts(raw)
+    (again, *_), _, _ = parts(raw)
+    past = Recurrent(
+        random(1, 3, config.conv_dim), random(1, heads[1], config.value_head_dim, config.key_head_dim)
+    )
+    x = random(1, n_tokens, 64)
+    wanted, last, captured = LinearAttention(first.linear_attn, config, device).prefill(x, past, capture_at)
+    found, end, kept = CpuLinearAttention(again.linear_attn, config, device).prefill(x, past, capture_at)
+    assert same(found, wanted)
+    for one, other in zip([*kept, end], [*captured, last], strict=True):
+        assert same(one.window, other.window)
+        assert same(one.matrix, other.matrix)
+
+
+@pytest.mark.parametrize("kv_bits", [0, 8])
+@pytest.mark.parametrize(("n_past", "n_tokens"), [(0, 1), (0, 33), (7, 32), (0, 300), (1100, 200), (511, 65)])
+def test_a_full_attention_layer_gives_what_array_operations_give(
+    n_past: int, n_tokens: int, kv_bits: int
+) -> None:
+    (*_, first), config, device = parts(shape())
+    (*_, again), _, _ = parts(shape())
+    layout = KvLayout(config.n_kv_heads, config.head_dim, mx.float32, kv_bits)
+    ours, theirs = KvRows.empty(layout), KvRows.empty(layout)
+    mine, plain = CpuAttention(again.self_attn, config, device), Attention(first.self_attn, config, device)
+    for n in (n_past, n_tokens):
+        if n:
+            x = random(1, n, 64)
+            assert same(mine.prefill(x, ours), plain.prefill(x, theirs))
+            assert ours.length == theirs.length
+    for one, other in zip(ours.copy(ours.length).arrays, theirs.copy(theirs.length).arrays, strict=True):
+        assert same(one, other)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 31, 32, 33, 200])
+@pytest.mark.parametrize("change", ["nothing", "4 bits", "LoRA"])
+def test_a_feed_forward_block_gives_what_array_operations_give(n_tokens: int, change: str) -> None:
+    blocks = [parts(shape())[0][0].mlp for _ in range(2)]
+    _, _, device = parts(shape())
+    for block in blocks:
+        if change == "4 bits":
+            nn.quantize(block, 32, 4)
+        if change == "LoRA":
+            mx.random.seed(1)
+            block.up_proj = LoRALinear.from_base(block.up_proj, 4)
+            block.up_proj.lora_b = random(4, 96)
+    x = random(1, n_tokens, 64)
+    assert same(CpuFeedForward(blocks[0], device)(x), FeedForward(blocks[1], device)(x))
+
+
+@pytest.mark.parametrize("n_seqs", [1, 3, 9])
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_step_of_a_gdn_layer_gives_what_array_operations_give(heads: tuple[int, int], n_seqs: int) -> None:
+    raw = shape(heads)
+    (first, *_), config, device = parts(raw)
+    (again, *_), _, _ = parts(raw)
+    past = Recurrent(
+        random(n_seqs, 3, config.conv_dim),
+        random(n_seqs, heads[1], config.value_head_dim, config.key_head_dim),
+    )
+    x = random(n_seqs, 64)
+    wanted, theirs = LinearAttention(first.linear_attn, config, device).step(x[:, None], past)
+    found, ours = CpuLinearAttention(again.linear_attn, config, device).step_rows(np.array(x), past)
+    assert same(mx.array(found), wanted[:, 0])
+    assert same(ours.window, theirs.window)
+    assert same(ours.matrix, theirs.matrix)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("kv_bits", [0, 8])
+@pytest.mark.parametrize(
+    "lengths", [[[0]], [[255]], [[30000]], [[40, 33, 7]], [[300], [12, 5]], [[9, 9], [700, 600]]]
+)
+def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
+    lengths: list[list[int]], kv_bits: int, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(softmax, "_LONG", 0 if shares else 1 << 40)
+    (*_, first), config, device = parts(shape())
+    (*_, again), _, _ = parts(shape())
+    layout = KvLayout(config.n_kv_heads, config.head_dim, mx.float32, kv_bits)
+    n_seqs = sum(map(len, lengths))
+    # The groups' members take turns in the batch.
+    order = np.argsort([i for group in lengths for i in range(len(group))], kind="stable")
+    rows = np.argsort(order).astype(np.int32)
+
+    def groups() -> list[StepGroup]:
+        made, n_before = [], 0
+        for group in lengths:
+            singles, n_columns = [KvRows.empty(layout) for _ in group], max(group)
+            for single, n in zip(singles, group, strict=True):
+                if n:
+                    single.append(*(random(1, 2, n, config.head_dim + i)[..., i:] for i in range(2)))
+            kv = merge(singles)
+            padding = mx.array([n_columns - n for n in group], mx.int32) if len(set(group)) > 1 else None
+            members = mx.array(rows[n_before : n_before + len(group)])
+            made.append(StepGroup(members, [kv], n_columns, padding))
+            n_before += len(group)
+        return made
+
+    mine, plain = CpuAttention(again.self_attn, config, device), Attention(first.self_attn, config, device)
+    ours, theirs = groups(), groups()
+    x = random(n_seqs, 64)
+    found = mine.step_rows(np.array(x), ours, [mine.standing(group) for group in ours], 0)
+    assert same(mx.array(found), plain.step(x[:, None], theirs, 0)[:, 0])
+    for one, other in zip(ours, theirs, strict=True):
+        for left, right in zip(one.kv[0].copy(one.kv[0].length).arrays, other.kv[0].arrays, strict=True):
+            assert same(left[:, :, : one.kv[0].length], right[:, :, : other.kv[0].length])
+
+
+@pytest.mark.parametrize("n_seqs", [1, 9])
+def test_a_step_of_a_feed_forward_block_gives_what_array_operations_give(n_seqs: int) -> None:
+    ours, theirs = (parts(shape())[0][0].mlp for _ in range(2))
+    _, _, device = parts(shape())
+    x = random(n_seqs, 64)
+    wanted = FeedForward(theirs, device)(x[:, None])[:, 0]
+    assert same(mx.array(CpuFeedForward(ours, device).step_rows(np.array(x))), wanted)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 7, 8, 20])
+def test_a_large_matrix_is_shared_out_without_a_gap(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_LARGE", 1000)
+    monkeypatch.setattr(products, "_SHARE", 300)
+    rows, weight = (np.array(random(n_rows, 32)), np.array(random(101, 32)).T)
+    found = products.step_multiply(rows, weight, Crew(3))
+    assert np.allclose(found, rows @ weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["nothing", "4 bits", "LoRA", "experts", "untied head in 4 bits"])
+def test_only_plain_matrices_step_in_numpy(change: str) -> None:
+    raw = shape() if change != "experts" else tiny.text_config(replace(tiny.MOE, vocab=64))
+    mx.random.seed(0)
+    model = random_modules(raw).language_model
+    head = nn.Linear(64, 64, bias=False)
+    if change == "4 bits":
+        nn.quantize(model.model.layers[1], 32, 4)
+    if change == "LoRA":
+        model.model.layers[3].self_attn.o_proj = LoRALinear.from_base(model.model.layers[3].self_attn.o_proj)
+    if change == "untied head in 4 bits":
+        head = nn.QuantizedLinear.from_linear(head, 32, 4)
+    config = config_from(raw)
+    device = device_for("cpu", config)
+    blocks = [
+        Block(
+            CpuLinearAttention(layer.linear_attn, config, device)
+            if layer.is_linear
+            else CpuAttention(layer.self_attn, config, device),
+            device.add_norm(layer.post_attention_layernorm),
+            CpuFeedForward(layer.mlp, device),
+            device.add_norm(layer.input_layernorm),
+        )
+        for layer in model.model.layers
+    ]
+    assert CpuStep.takes(model.model, blocks, head) == (change == "nothing")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("n", [0, 1, 4, 23])
+def test_a_crew_does_every_piece_of_work_once(size: int, n: int) -> None:
+    done: list[int] = []
+    Crew(size).each(done.append, n)
+    assert sorted(done) == list(range(n))
+
+
+def test_a_crew_works_on_several_pieces_at_once() -> None:
+    all_there = threading.Barrier(3)
+    Crew(3).each(lambda _: all_there.wait(timeout=30), 3)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_fault_in_one_piece_is_raised_when_the_others_are_done(failing: int) -> None:
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        if i == failing:
+            raise ValueError(f"piece {i}")
+        done.append(i)
+
+    with pytest.raises(ValueError, match=f"piece {failing}"):
+        Crew(2).each(work, 3)
+    assert failing not in done

@@ -1,0 +1,213 @@
+"""Loading: what a checkpoint may bring along, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from model.checkpoint.config import read_config
+from model.checkpoint.load import load
+from model.errors import CheckpointError
+from model.forward import Forward
+from tests.fakes import tiny
+
+IDS = np.arange(40, dtype=np.uint32)
+
+
+def logits(model: Forward) -> np.ndarray:
+    return np.array(model.prefill(model.new_state(), IDS).logits)
+
+
+def edit_config(path: Path, **fields: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    kept = {key: value for key, value in (config | fields).items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
+
+
+def test_h01_vision_and_mtp_weights_are_ignored_and_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="model"):
+        load(tiny.write_vlm(tmp_path))
+    told = [record.message for record in caplog.records]
+    assert told == [
+        "the checkpoint's 2 MTP weights and 1 vision weights are ignored: this server reads and writes text"
+    ]
+
+
+def test_h01_unknown_leftovers_are_listed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny.write_text(tmp_path)
+    arrays = load_file(path / "model.safetensors")
+    extra = np.zeros(3, np.float32)
+    save_file(arrays | {"model.rotary.inv_freq": extra, "model.extra": extra}, path / "model.safetensors")
+    with caplog.at_level(logging.INFO, logger="model"):
+        load(path)
+    assert len(caplog.records) == 1
+    assert "2 weights" in caplog.records[0].message
+    assert "language_model.model.extra" in caplog.records[0].message
+
+
+def test_norms_are_shifted_once_when_transformers_saved_and_never_when_mlx_did(tmp_path: Path) -> None:
+    stored = tiny.weights(tiny.DENSE)["model.norm.weight"]
+    for write, name in ((tiny.write_text, "text"), (tiny.write_mlx, "mlx"), (tiny.write_vlm, "vlm")):
+        model = load(write(tmp_path / name))
+        assert np.allclose(model._model.model.norm.weight, stored + 1, atol=1e-6), name
+
+
+def test_a_mixture_of_layouts_is_refused(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    arrays = load_file(path / "model.safetensors")
+    name = "model.layers.0.linear_attn.conv1d.weight"
+    arrays[name] = np.ascontiguousarray(np.moveaxis(arrays[name], 2, 1))
+    save_file(arrays, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="mix two checkpoint layouts"):
+        load(path)
+
+
+def test_a_missing_weight_is_named(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    arrays = load_file(path / "model.safetensors")
+    del arrays["model.layers.1.mlp.up_proj.weight"]
+    save_file(arrays, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight"):
+        load(path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path, n_shards=2)
+    (path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="lacks model-00002-of-00002"):
+        load(path)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds no model"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama' is not one of qwen3_5"),
+        ({"vocab_size": None}, "lacks 'vocab_size'"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 2}, "does not repeat"),
+        ({"hidden_act": "gelu"}, "silu"),
+    ],
+)
+def test_a_config_of_another_kind_is_refused_in_one_line(
+    fields: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = tiny.write_text(tmp_path)
+    edit_config(path, **fields)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    (path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        load(path)
+
+
+def test_rope_theta_of_an_older_config_is_not_replaced_by_a_default(tmp_path: Path) -> None:
+    wanted = logits(load(tiny.write_text(tmp_path / "new")))
+    older = tiny.write_text(tmp_path / "old")
+    edit_config(older, rope_parameters=None, rope_theta=10_000_000.0, partial_rotary_factor=0.25)
+    assert read_config(older).rope_theta == 10_000_000.0
+    assert np.array_equal(logits(load(older)), wanted)
+
+
+def test_stop_tokens_come_from_both_configs(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
+    assert read_config(path).eos_token_ids == (7, 2)
+
+
+def test_the_fingerprint_follows_every_byte_of_the_weights_and_nothing_else(tmp_path: Path) -> None:
+    first = load(tiny.write_text(tmp_path / "first")).fingerprint
+    again = load(tiny.write_text(tmp_path / "again")).fingerprint
+    other = tiny.write_text(tmp_path / "other")
+    arrays = load_file(other / "model.safetensors")
+    arrays["model.embed_tokens.weight"][0, 0] += 1e-3
+    save_file(arrays, other / "model.safetensors")
+    assert first == again
+    assert load(other).fingerprint.model != first.model
+
+
+def write_adapter(path: Path, scale: float) -> Path:
+    """A LoRA adapter in mlx-lm's format on one projection of the last two layers."""
+    path.mkdir()
+    random = np.random.default_rng(3)
+    arrays = {}
+    for layer in (2, 3):
+        stem = f"language_model.model.layers.{layer}.mlp.up_proj."
+        arrays[stem + "lora_a"] = (random.standard_normal((64, 4)) * scale).astype(np.float32)
+        arrays[stem + "lora_b"] = random.standard_normal((4, 96)).astype(np.float32)
+    save_file(arrays, path / "adapters.safetensors")
+    parameters = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": ["mlp.up_proj"]}
+    config = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": parameters}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_an_adapter_changes_the_logits_as_its_merged_weights_would(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path / "base")
+    adapter = write_adapter(tmp_path / "adapter", scale=0.3)
+    lora = load_file(adapter / "adapters.safetensors")
+    arrays = load_file(path / "model.safetensors")
+    for layer in (2, 3):
+        stem = f"model.layers.{layer}.mlp.up_proj."
+        a, b = (lora[f"language_model.{stem}{name}"] for name in ("lora_a", "lora_b"))
+        arrays[stem + "weight"] = arrays[stem + "weight"] + 2.0 * (a @ b).T
+    merged = tiny.write_text(tmp_path / "merged")
+    save_file(arrays, merged / "model.safetensors")
+    adapted = load(path, adapter_path=adapter)
+    found, wanted, plain = logits(adapted), logits(load(merged)), logits(load(path))
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+    assert np.abs(found - plain).max() > 1e-2 * np.abs(wanted).max()
+
+
+def test_an_adapter_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path / "base")
+    one, two = (load(path, adapter_path=write_adapter(tmp_path / str(s), s)).fingerprint for s in (0.1, 0.2))
+    assert load(path).fingerprint.adapter == 0
+    assert one.model == two.model
+    assert one.adapter != two.adapter
+
+
+def test_an_adapter_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path / "base")
+    adapter = write_adapter(tmp_path / "adapter", 0.1)
+    arrays = load_file(adapter / "adapters.safetensors")
+    save_file({name: np.concatenate([w, w]) for name, w in arrays.items()}, adapter / "adapters.safetensors")
+    with pytest.raises(CheckpointError, match="adapter") as caught:
+        load(path, adapter_path=adapter)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load(path, adapter_path=tmp_path / "nowhere")
+
+
+def test_bfloat16_computes_in_bfloat16_with_a_float32_recurrent_state(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    exact, model = logits(load(path)), load(path, dtype="bfloat16")
+    state = model.new_state()
+    found = np.array(model.prefill(state, IDS).logits)
+    assert state.kv[0].arrays[0].dtype == mx.bfloat16
+    assert state.recurrent[0].matrix.dtype == mx.float32
+    assert np.abs(found - exact).max() < 0.1 * np.abs(exact).max()
+
+
+def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="dtype 'int3'"):
+        load(tiny.write_text(tmp_path), dtype="int3")
