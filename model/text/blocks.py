@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from model.text.conversation import OPENER
 from model.text.guard import Guard
-from model.text.memo import IdsMemo
 from model.text.tokenizer import TextTokenizer
 
 Ids = NDArray[np.uint32]
 MIN_CHARS_CUT = 2048
 """Shorter texts are encoded at once: half a millisecond."""
+N_BYTES_PER_ENTRY = 200
+"""Roughly what a dictionary entry and an array's header cost on top of text and ids."""
+
+
+class IdsMemo:
+    """Token ids of text segments. Owns nothing but memory: dropping an entry costs time, never truth.
+
+    Args:
+        budget_bytes: what texts and ids may hold together; the least recently used go first, and what is
+            larger than all of it is not kept.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._kept: LRUCache[str, tuple[str, Ids]] = LRUCache(budget_bytes, _n_bytes)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._kept
+
+    @property
+    def n_bytes(self) -> float:
+        """What is held."""
+        return self._kept.currsize
+
+    def recall(self, text: str, make: Callable[[str], Ids]) -> Ids:
+        """The ids kept for ``text``, or those that ``make`` gives; they must not change any more."""
+        known = self._kept.get(text)
+        if known is not None:
+            return known[1]
+        ids = make(text)
+        ids.flags.writeable = False
+        if _n_bytes((text, ids)) <= self._kept.maxsize:
+            self._kept[text] = text, ids
+        return ids
+
+
+def _n_bytes(kept: tuple[str, Ids]) -> int:
+    text, ids = kept
+    return sys.getsizeof(text) + ids.nbytes + N_BYTES_PER_ENTRY
 
 
 class BlockEncoder:
@@ -41,11 +80,11 @@ class BlockEncoder:
             TooLongError: they are more than ``max_tokens``; encoding stopped soon after so many.
         """
         # The same guarded text stands for other typed text under another guard.
-        memo = None if guard.attempt else self._blocks
+        recall = _encoded_anew if guard.attempt else self._blocks.recall
         ids: list[Ids] = []
         n_tokens = 0
         for text in texts:
-            ids.append(_recalled(memo, text, partial(self._block, guard=guard, max_tokens=max_tokens)))
+            ids.append(recall(text, partial(self._block, guard=guard, max_tokens=max_tokens)))
             n_tokens += len(ids[-1])
             _check(n_tokens, max_tokens)
         return ids
@@ -65,11 +104,11 @@ class BlockEncoder:
 
         if len(segment) < MIN_CHARS_CUT:
             return encode(segment)
-        memo = None if guard.attempt else self._paragraphs
+        recall = _encoded_anew if guard.attempt else self._paragraphs.recall
         parts: list[Ids] = []
         n_tokens = 0
         for paragraph in self._tokenizer.pieces(segment):
-            parts.append(_recalled(memo, paragraph, encode))
+            parts.append(recall(paragraph, encode))
             n_tokens += len(parts[-1])
             _check(n_tokens, max_tokens)
         return joined(parts)
@@ -88,14 +127,8 @@ def _check(n_tokens: int, max_tokens: int | None) -> None:
         raise TooLongError(n_tokens)
 
 
-def _recalled(memo: IdsMemo | None, text: str, make: Callable[[str], Ids]) -> Ids:
-    known = memo.get(text) if memo is not None else None
-    if known is None:
-        known = make(text)
-        known.flags.writeable = False
-        if memo is not None:
-            memo.put(text, known)
-    return known
+def _encoded_anew(text: str, make: Callable[[str], Ids]) -> Ids:
+    return make(text)
 
 
 def blocks_of(text: str) -> list[str]:

@@ -17,11 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model.text.deltas import ContentDelta, Delta, ReasoningDelta, joined
-from model.text.detokenizer import Detokenizer
-from model.text.pieces import Piece
-from model.text.stops import StopReader
-from model.text.thinking import ThoughtReader
-from model.text.thoughtcalls import ThoughtCallReader
+from model.text.stops import Detokenizer, Piece, StopReader
+from model.text.thinking import ThoughtCallReader, ThoughtReader
 from model.text.tokenizer import TextTokenizer
 from model.text.toolcalls import ToolCallReader, schemas_by_name
 

@@ -1,8 +1,69 @@
-"""Finds stop strings in text that arrives in pieces."""
+"""Raw text on its way from tokens to deltas: whole characters, how much of them must wait, and where a
+stop string ends them.
+"""
 
 from __future__ import annotations
 
-from model.text.pieces import Piece, n_begun
+import codecs
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from model.text.tokenizer import TextTokenizer
+
+
+class Detokenizer:
+    """Text of one reply, token by token.
+
+    A character whose bytes are spread over tokens comes with the last of them; bytes that can no longer
+    become UTF-8 come as U+FFFD. Control tokens that are hidden in replies have no text. Joined, the
+    pieces are what decoding all bytes at once gives.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that ``token_id`` completes; may be empty."""
+        if token_id in self._tokenizer.hidden_ids:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        """What is left of an unfinished character."""
+        return self._decoder.decode(b"", final=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a reply's raw text that lies at the half-open range [start, end) of its characters."""
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    def cut(self, n_chars: int) -> tuple[Piece, Piece]:
+        """The first ``n_chars`` characters, and the rest."""
+        return Piece(self.text[:n_chars], self.start), Piece(self.text[n_chars:], self.start + n_chars)
+
+
+def n_begun(text: str, marks: Iterable[str]) -> int:
+    """Length of the longest end of ``text`` with which one of ``marks`` begins and does not yet end."""
+    longest = 0
+    for mark in marks:
+        at = text.find(mark[0], max(len(text) - len(mark) + 1, 0))
+        while at >= 0 and not mark.startswith(text[at:]):
+            at = text.find(mark[0], at + 1)
+        longest = max(longest, len(text) - at if at >= 0 else 0)
+    return longest
+
+
+def n_trailing_space(text: str) -> int:
+    """How many white-space characters ``text`` ends with."""
+    return len(text) - len(text.rstrip())
 
 
 class StopReader:

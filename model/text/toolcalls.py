@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from model.text.arguments import parameter_kinds, quoted, to_json
 from model.text.deltas import ToolCallArguments, ToolCallStart
-from model.text.pieces import Piece, n_begun, n_trailing_space
+from model.text.stops import Piece, n_begun, n_trailing_space
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.errors import InputError
-from model.text.callgrammar import call_grammar
-from model.text.grammar import json_schema
+from model.text.grammar import call_grammar, json_schema
 from server.openai.chat_schema import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 from server.openai.message_schema import AllowedToolsChoice, NamedTool
 

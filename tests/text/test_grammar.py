@@ -13,8 +13,7 @@ import pytest
 
 from model.errors import InputError
 from model.text.arguments import fits
-from model.text.callgrammar import call_grammar
-from model.text.grammar import GrammarTable, json_schema
+from model.text.grammar import GrammarTable, call_grammar, json_schema
 from model.text.reply import ReplyReader, close_thought_ids
 from server.engine.constraint import Constraint
 from tests.fakes.chatml import tokenizer_with, tool

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.errors import CheckpointError
-from model.text.borders import BORDERS, MAX_PIECE_CHARS, cut
-from model.text.detokenizer import Detokenizer
-from model.text.memo import IdsMemo
-from model.text.tokenizer import TextTokenizer
+from model.text.blocks import IdsMemo
+from model.text.stops import Detokenizer
+from model.text.tokenizer import BORDERS, MAX_PIECE_CHARS, TextTokenizer, cut
 from tests.fakes.chatml import DEMO, tokenizer_with
 
 CONTROLS = tuple(tokenizer_with().controls)
@@ -176,22 +176,26 @@ def test_fingerprints_follow_the_content() -> None:
 
 
 def test_the_memo_keeps_to_its_bytes_and_drops_the_least_recently_used() -> None:
-    ids = np.arange(100, dtype=np.uint32)
     memo = IdsMemo(budget_bytes=3 * 800)
-    for text in ("a", "b", "c"):
-        memo.put(text, ids)
-    assert memo.get("a") is ids
-    memo.put("d", ids)
-    assert memo.get("b") is None
-    assert memo.get("a") is ids
-    assert memo.n_bytes <= memo.budget_bytes
+    first = memo.recall("a", _hundred_ids)
+    for text in ("b", "c"):
+        memo.recall(text, _hundred_ids)
+    assert memo.recall("a", _hundred_ids) is first
+    memo.recall("d", _hundred_ids)
+    assert "b" not in memo
+    assert memo.recall("a", _hundred_ids) is first
+    assert memo.n_bytes <= 3 * 800
 
 
 def test_the_memo_keeps_nothing_larger_than_itself() -> None:
-    memo = IdsMemo(budget_bytes=1000)
-    memo.put("a", np.zeros(1000, dtype=np.uint32))
-    assert len(memo) == 0
+    memo = IdsMemo(budget_bytes=400)
+    memo.recall("a", _hundred_ids)
+    assert "a" not in memo
     assert memo.n_bytes == 0
+
+
+def _hundred_ids(_: str) -> NDArray[np.uint32]:
+    return np.zeros(100, dtype=np.uint32)
 
 
 def _normalised(text: str) -> str:

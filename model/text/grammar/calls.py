@@ -15,7 +15,7 @@ from typing import Any
 
 from model.errors import InputError
 from model.text.arguments import parameter_kinds
-from model.text.grammar import GAP, checked, json_rule, json_schema
+from model.text.grammar.rules import GAP, checked, json_rule, json_schema
 from model.text.toolcalls import CALL, END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
 
 END_VALUE = f"\n{END_PARAMETER}\n"
