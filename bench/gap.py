@@ -61,13 +61,15 @@ def gaps(loop: Loop, n_prompt: int, sampling: SamplingParams) -> tuple[np.ndarra
     """Milliseconds between the steps that write the reply's tokens: before the prompt arrives, and until
     it is read."""
     events: list[Event] = []
-    loop.engine.submit(_request("running", random_ids(30, 0, loop.info.vocab_size), 10_000, events, sampling))
+    running = _request("running", random_ids(30, 0, loop.info.vocab_size), 10_000, sampling)
+    loop.engine.submit(running, events.append)
     times: list[float] = []
     while len(times) <= N_ALONE:
         loop.engine.step()
         times.append(time.perf_counter())
     late: list[Event] = []
-    loop.engine.submit(_request("late", random_ids(n_prompt, 1, loop.info.vocab_size), 1, late, sampling))
+    prompt = random_ids(n_prompt, 1, loop.info.vocab_size)
+    loop.engine.submit(_request("late", prompt, 1, sampling), late.append)
     meanwhile = times[-1:]
     while not any(isinstance(event, Finished) for event in late):
         loop.engine.step()
@@ -89,15 +91,12 @@ def chunk_seconds(forward: Forward, n_past: int, n_tokens: int) -> float:
     return min(found[1:])
 
 
-def _request(
-    name: str, ids: np.ndarray, max_tokens: int, events: list[Event], sampling: SamplingParams
-) -> GenerationRequest:
+def _request(name: str, ids: np.ndarray, max_tokens: int, sampling: SamplingParams) -> GenerationRequest:
     return GenerationRequest(
         id=name,
         slot=CrossTurnSlotId.for_session(None, name),
         prompt=RenderedPrompt(ids),
         max_tokens=max_tokens,
-        emit=events.append,
         sampling=sampling,
     )
 

@@ -70,9 +70,9 @@ class Loop:
                 slot=CrossTurnSlotId.for_session(None, session),
                 prompt=prompt,
                 max_tokens=max_tokens,
-                emit=emit,
                 sampling=SamplingParams(temperature=0.0),
-            )
+            ),
+            emit,
         )
         while self.engine.step():
             pass

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from cache.store import Store
-    from server.events import GenerationRequest, WarmRequest
+    from server.events import Emit, GenerationRequest, WarmRequest
 
 T = TypeVar("T")
 
@@ -65,8 +65,8 @@ class EngineStats:
 class EngineClient(Protocol):
     """The engine as the event loop sees it."""
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Queue ``request``; everything that becomes of it arrives through ``request.emit``."""
+    def submit(self, request: GenerationRequest, emit: Emit) -> None:
+        """Queue ``request``; everything that becomes of it arrives through ``emit``."""
         ...
 
     def read_ahead(self, request: WarmRequest) -> None:

@@ -48,14 +48,12 @@ class GenerationRequest:
         prompt: ids and boundaries, see :class:`model.text.chat.RenderedPrompt`.
         max_tokens: reply tokens at most, already clamped to what the context leaves.
         top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
-        emit: called on the engine thread for every event, in order; must not block or raise.
     """
 
     id: str
     slot: CrossTurnSlotId
     prompt: RenderedPrompt
     max_tokens: int
-    emit: Callable[[Event], None] = field(repr=False)
     tenant: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     reply: ReplyFormat = field(default_factory=ReplyFormat)
@@ -138,3 +136,6 @@ class Failed:
 
 
 Event = Planned | Progress | Finished | Failed
+
+Emit = Callable[[Event], None]
+"""Takes the events of one request, in order, on the engine thread; must not block or raise."""

@@ -31,8 +31,8 @@ from server.engine.decoding import Decoder, finished
 from server.engine.fed_ids import adopt_fed_ids
 from server.engine.outbox import Outbox
 from server.engine.report import plan_report, prompt_shape
-from server.engine.sequence import Job, Reply
-from server.events import Failed, GenerationRequest, Planned, ReplyFormat, WarmRequest
+from server.engine.sequence import Job, Reply, Ticket
+from server.events import Emit, Failed, GenerationRequest, Planned, ReplyFormat, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
 
@@ -111,7 +111,7 @@ class EngineLoop:
         self._grammars = grammars or functools.cache(
             functools.partial(GrammarTable, tokenizer, forward.config.vocab_size)
         )
-        self._waiting: deque[GenerationRequest] = deque()
+        self._waiting: deque[Ticket] = deque()
         self._ahead: deque[WarmRequest] = deque()
         self._reading: Job | None = None
         self.counters = Counters()
@@ -129,18 +129,19 @@ class EngineLoop:
     @property
     def has_requests(self) -> bool:
         """Whether a client waits for anything."""
-        return bool(self._waiting or self._decoder.replies) or self._reading_request is not None
+        return bool(self._waiting or self._decoder.replies) or self._reading_ticket is not None
 
     @property
     def has_work(self) -> bool:
         return self.has_requests or bool(self._ahead or self._reading) or self._store.disk.is_behind
 
     @property
-    def _reading_request(self) -> GenerationRequest | None:
+    def _reading_ticket(self) -> Ticket | None:
         """The client's request whose prompt is being read, if one is."""
-        if self._reading is not None and isinstance(self._reading.request, GenerationRequest):
-            return self._reading.request
-        return None
+        job = self._reading
+        if job is None or job.emit is None or isinstance(job.request, WarmRequest):
+            return None
+        return Ticket(job.request, job.emit)
 
     def stats(self) -> EngineStats:
         """May be asked for from any thread: whatever changes meanwhile is read once."""
@@ -159,12 +160,13 @@ class EngineLoop:
             n_generated_tokens=counters.n_generated,
         )
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest, emit: Emit) -> None:
+        """Queue ``request``; ``emit`` takes its events."""
         if len(self._waiting) >= self._options.max_waiting:
             message = f"{len(self._waiting)} requests are waiting already"
-            self._outbox.tell(request, Failed(message, "overloaded", retry_after_s=_RETRY_AFTER_S))
+            self._outbox.tell(emit, Failed(message, "overloaded", retry_after_s=_RETRY_AFTER_S))
             return
-        self._waiting.append(request)
+        self._waiting.append(Ticket(request, emit))
 
     def read_ahead(self, request: WarmRequest) -> None:
         """Read ``request`` when idle. A later one for the same slot replaces an earlier one."""
@@ -174,39 +176,39 @@ class EngineLoop:
 
     def cancel(self, request_id: str) -> None:
         """End a request where it stands and keep the work done; unknown ids are ignored."""
-        request: GenerationRequest | WarmRequest | None = None
-        for waiting in [waiting for waiting in self._waiting if waiting.id == request_id]:
+        emit: Emit | None = None
+        for waiting in [waiting for waiting in self._waiting if waiting.request.id == request_id]:
             self._waiting.remove(waiting)
-            request = waiting
+            emit = waiting.emit
         if self._reading is not None and self._reading.request.id == request_id:
-            request = self._reading.request
+            emit = self._reading.emit
             self._put_aside()
         for reply in [reply for reply in self._decoder.replies if reply.request.id == request_id]:
-            request = reply.request
+            emit = reply.emit
             self._keep(self._decoder.leave(reply))
-        if isinstance(request, GenerationRequest):
-            self._outbox.tell(request, Failed("the request was cancelled", "cancelled"))
+        if emit is not None:
+            self._outbox.tell(emit, Failed("the request was cancelled", "cancelled"))
 
     def cancel_all(self) -> None:
         """End everything a client waits for, as at shutdown."""
-        for request in self._requests():
-            self.cancel(request.id)
+        for ticket in self._tickets():
+            self.cancel(ticket.request.id)
 
     def reset(self) -> None:
         """After a fault of the loop itself: fail what runs, forget all that is remembered."""
-        requests = self._requests()
+        tickets = self._tickets()
         self._waiting.clear()
         self._ahead.clear()
         self._reading = None
         self._decoder.abandon()
         self._store.clear()
-        for request in requests:
-            self._outbox.tell(request, _internal_failure())
+        for ticket in tickets:
+            self._outbox.tell(ticket.emit, _internal_failure())
 
-    def _requests(self) -> list[GenerationRequest]:
+    def _tickets(self) -> list[Ticket]:
         """Each request that a client waits for, once."""
-        reading = [] if self._reading_request is None else [self._reading_request]
-        writing = {reply.request.id: reply.request for reply in self._decoder.replies}
+        reading = [] if self._reading_ticket is None else [self._reading_ticket]
+        writing = {reply.request.id: Ticket(reply.request, reply.emit) for reply in self._decoder.replies}
         return [*self._waiting, *reading, *writing.values()]
 
     # -- the algorithm ----------------------------------------------------------------------------
@@ -233,10 +235,11 @@ class EngineLoop:
         if self._waiting:
             if self._reading is not None and isinstance(self._reading.request, WarmRequest):
                 self._put_aside()
-            if self._reading is None and self._fits(self._waiting[0]):
-                self._begin(self._waiting.popleft())
+            if self._reading is None and self._fits(self._waiting[0].request):
+                ticket = self._waiting.popleft()
+                self._begin(ticket.request, ticket.emit)
         elif self._ahead and self._reading is None and not self._decoder.replies:
-            self._begin(self._ahead.popleft())
+            self._begin(self._ahead.popleft(), None)
 
     def _fits(self, request: GenerationRequest) -> bool:
         """Whether there is a place in the batch and memory beside what runs. Alone, all fits."""
@@ -248,7 +251,7 @@ class EngineLoop:
         n_tokens = len(request.prompt.ids) + min(request.max_tokens, _EXPECTED_REPLY_TOKENS)
         return self._store.can_admit(self.state_bytes(n_tokens) * request.n_replies)
 
-    def _begin(self, request: GenerationRequest | WarmRequest) -> None:
+    def _begin(self, request: GenerationRequest | WarmRequest, emit: Emit | None) -> None:
         """Plan the prompt and take the state that the plan names."""
         self._outbox.flush()  # what the plan names may have to be read from disk
         self._store.recall(request.slot, request.prompt.ids, request.tenant)
@@ -265,13 +268,13 @@ class EngineLoop:
             choice = self._plan(request)
         report = plan_report(choice, request, n_adopted)
         running = self._store.take(choice)
-        self._reading = Job(request, running, choice.captures)
-        if isinstance(request, WarmRequest):
+        self._reading = Job(request, running, choice.captures, emit)
+        if emit is None:
             return
         self.counters.n_requests += 1
         self.counters.n_prompt += report.prompt_tokens
         self.counters.n_reused += report.reused_tokens
-        self._outbox.tell(request, Planned(report))
+        self._outbox.tell(emit, Planned(report))
 
     def _plan(self, request: GenerationRequest | WarmRequest) -> Choice:
         shape = prompt_shape(request.prompt)
@@ -287,21 +290,21 @@ class EngineLoop:
             read = self._forward.prefill(cast(State, job.running.state), ids, capture_at=captures)
         except Exception as fault:
             self._reading = None
-            self._fail(job.request, job.running, fault)
+            self._fail(job, fault)
             return True
         job.running.ids.extend(ids)
         for checkpoint in read.checkpoints:
             job.running.capture(checkpoint)
         self._store.enforce()
         self.counters.n_prefilled += len(ids)
-        if isinstance(job.request, WarmRequest):
+        if job.emit is None or isinstance(job.request, WarmRequest):
             self.counters.n_read_ahead += len(ids)
             if job.is_read:
                 self._put_aside()
             return True
         if job.is_read:
             self._reading = None
-            self._begin_replies(job.request, job.running, read.logits)
+            self._begin_replies(Ticket(job.request, job.emit), job.running, read.logits)
         return True
 
     @property
@@ -312,13 +315,14 @@ class EngineLoop:
             return alone
         return self._options.shared_prefill_tokens or alone // 4
 
-    def _begin_replies(self, request: GenerationRequest, running: RunningEntry, logits: mx.array) -> None:
+    def _begin_replies(self, ticket: Ticket, running: RunningEntry, logits: mx.array) -> None:
         """From one read prompt to its ``n`` replies; all but the first get a copy of the state."""
-        branches = [self._store.branch(running) for _ in range(request.n_replies - 1)]
+        branches = [self._store.branch(running) for _ in range(ticket.request.n_replies - 1)]
         for index, entry in enumerate([running, *branches]):
-            self._decoder.join(self._new_reply(request, index, entry), logits)
+            self._decoder.join(self._new_reply(ticket, index, entry), logits)
 
-    def _new_reply(self, request: GenerationRequest, index: int, running: RunningEntry) -> Reply:
+    def _new_reply(self, ticket: Ticket, index: int, running: RunningEntry) -> Reply:
+        request = ticket.request
         reader = ReplyReader(
             self._tokenizer,
             opens_thought=request.prompt.opens_thought,
@@ -328,6 +332,7 @@ class EngineLoop:
         )
         return Reply(
             request=request,
+            emit=ticket.emit,
             index=index,
             running=running,
             sampler=Sampler(request.sampling, self._forward.config.vocab_size, request.prompt.ids, index),
@@ -356,15 +361,15 @@ class EngineLoop:
             over = self._decoder.step()
         except Exception as fault:
             for reply in self._decoder.abandon():
-                self._fail(reply.request, reply.running, fault)
+                self._fail(reply, fault)
             return True
         for reply in over:
             if reply.fault is not None:
                 self._end_siblings(reply)
-                self._fail(reply.request, reply.running, reply.fault)
+                self._fail(reply, reply.fault)
             else:
                 self._keep(reply)
-                self._outbox.tell(reply.request, finished(reply))
+                self._outbox.tell(reply.emit, finished(reply))
         if self._decoder.has_grown:
             self._store.enforce()
         return True
@@ -390,15 +395,13 @@ class EngineLoop:
         self._store.save(self._reading.running)
         self._reading = None
 
-    def _fail(
-        self, request: GenerationRequest | WarmRequest, running: RunningEntry, fault: Exception
-    ) -> None:
+    def _fail(self, failed: Job | Reply, fault: Exception) -> None:
         """What a fault has touched is not remembered; everything else goes on."""
-        log.error("request %s failed", request.id, exc_info=fault)
-        self._store.drop(running)
+        log.error("request %s failed", failed.request.id, exc_info=fault)
+        self._store.drop(failed.running)
         mx.clear_cache()
-        if isinstance(request, GenerationRequest):
-            self._outbox.tell(request, _internal_failure())
+        if failed.emit is not None:
+            self._outbox.tell(failed.emit, _internal_failure())
 
 
 def _internal_failure() -> Failed:

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from server.events import Event, GenerationRequest, Progress
+from server.events import Emit, Event, Progress
 
 
 class Growing(Protocol):
     """A reply that is being written."""
 
     @property
-    def request(self) -> GenerationRequest: ...
+    def emit(self) -> Emit:
+        """Where its events go."""
+        ...
 
     @property
     def n_tokens(self) -> int:
@@ -44,10 +46,10 @@ class Outbox:
         self._has_first_token = False
         self._flushed_at = float("-inf")
 
-    def tell(self, request: GenerationRequest, event: Event) -> None:
+    def tell(self, emit: Emit, event: Event) -> None:
         """Emit ``event`` now."""
         self.flush()
-        request.emit(event)
+        emit(event)
 
     def grow(self, reply: Growing) -> None:
         """``reply`` has grown; :meth:`end_step` decides when that is told."""
@@ -67,6 +69,6 @@ class Outbox:
         self._has_first_token = False
         self._flushed_at = self._clock()
         # First read, then tell: the first event wakes the event loop, which should find the others there.
-        told = [(reply.request.emit, reply.take_progress()) for reply in grown.values()]
+        told = [(reply.emit, reply.take_progress()) for reply in grown.values()]
         for emit, progress in told:
             emit(progress)

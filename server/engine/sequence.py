@@ -15,16 +15,30 @@ from model.sampling import Sampler, Swap
 from model.text.deltas import Delta, joined
 from model.text.reply import ReplyReader
 from server.engine.constraint import Constraint
-from server.events import FinishReason, GenerationRequest, Progress, TokenLogprob, WarmRequest
+from server.events import Emit, FinishReason, GenerationRequest, Progress, TokenLogprob, WarmRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A request that waits, and where its events go."""
+
+    request: GenerationRequest
+    emit: Emit
 
 
 @dataclass
 class Job:
-    """A prompt that is being read; ``captures`` are the positions whose states are worth keeping."""
+    """A prompt that is being read.
+
+    Attributes:
+        captures: the positions whose states are worth keeping.
+        emit: where events go; None where nobody listens, as when the next prompt is read ahead.
+    """
 
     request: GenerationRequest | WarmRequest
     running: RunningEntry
     captures: tuple[int, ...]
+    emit: Emit | None
 
     @property
     def position(self) -> int:
@@ -62,6 +76,7 @@ class Reply:
     """
 
     request: GenerationRequest
+    emit: Emit
     index: int
     running: RunningEntry
     sampler: Sampler

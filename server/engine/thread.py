@@ -1,6 +1,6 @@
 """The engine thread: owns the weights, every ``mx.array``, the slots and the store.
 
-The event loop reaches it through one queue of messages; events go back through ``request.emit``.
+The event loop reaches it through one queue of messages; events go back through the ``emit`` of each request.
 The algorithm itself is in ``server/engine/loop.py``.
 """
 
@@ -21,7 +21,7 @@ from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats, ModelInfo
 from server.engine.assembly import EngineOptions, assemble
 from server.engine.loop import EngineLoop
-from server.events import GenerationRequest, WarmRequest
+from server.events import Emit, GenerationRequest, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
 
@@ -65,8 +65,8 @@ class Engine:
             self._messages.put(close)
             self._thread.join()
 
-    def submit(self, request: GenerationRequest) -> None:
-        self._messages.put(lambda loop: loop.submit(request))
+    def submit(self, request: GenerationRequest, emit: Emit) -> None:
+        self._messages.put(lambda loop: loop.submit(request, emit))
 
     def read_ahead(self, request: WarmRequest) -> None:
         self._messages.put(lambda loop: loop.read_ahead(request))

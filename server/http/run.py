@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from server.client import EngineClient
 from server.errors import EngineFaultError, HttpError, UnavailableError
-from server.events import Event, Failed, Finished, GenerationRequest, Planned
+from server.events import Emit, Event, Failed, Finished, GenerationRequest, Planned
 from server.http.courier import Courier
 from server.http.watch import Watch
 from server.log import RequestRecord
-
-Emit = Callable[[Event], None]
 
 
 class Run:
@@ -42,8 +40,8 @@ class Run:
         self._pulse = 0
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
 
-    def emitter(self, first_index: int = 0) -> Emit:
-        """The ``emit`` of a generation request whose replies are numbered from ``first_index``."""
+    def _emit_from(self, first_index: int) -> Emit:
+        """Takes the events of a request whose replies are numbered from ``first_index``."""
 
         def emit(event: Event) -> None:
             if first_index and not isinstance(event, Planned | Failed):
@@ -64,11 +62,12 @@ class Run:
         Raises:
             HttpError: a request failed, or nothing moves any more.
         """
-        n_open = sum(request.n_replies for request in requests)
+        n_open = 0
         self._live.add(self)
         try:
             for request in requests:
-                self._engine.submit(request)
+                self._engine.submit(request, self._emit_from(n_open))
+                n_open += request.n_replies
             with self._watch:
                 while n_open:
                     event = await self._next()

@@ -28,7 +28,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         arrival = await receive(request, settings, prefix="chatcmpl")
         run = gateway.new_run(arrival.id)
-        chat = await gateway.on_worker(compose_chat, arrival, gateway.served, settings, run.emitter())
+        chat = await gateway.on_worker(compose_chat, arrival, gateway.served, settings)
         run.record.describe(who=chat.who, thinking=chat.generation.prompt.opens_thought)
         encoder = ChatEncoder(chat.shape)
 

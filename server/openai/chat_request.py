@@ -8,7 +8,6 @@ from typing import Any
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
 from server.http.arrival import Arrival
-from server.http.run import Emit
 from server.http.schema import parse
 from server.http.served import Served
 from server.openai.chat_checks import check_pairs, continues_final, template_kwargs_of
@@ -46,7 +45,7 @@ class ComposedChat:
     who: str | None
 
 
-def compose_chat(arrival: Arrival, served: Served, settings: Settings, emit: Emit) -> ComposedChat:
+def compose_chat(arrival: Arrival, served: Served, settings: Settings) -> ComposedChat:
     """Read, check and render a request. Nothing of the engine is touched.
 
     Raises:
@@ -79,7 +78,7 @@ def compose_chat(arrival: Arrival, served: Served, settings: Settings, emit: Emi
     )
     return ComposedChat(
         conversation=conversation,
-        generation=_generation(request, arrival, served, prompt, reply, emit),
+        generation=_generation(request, arrival, served, prompt, reply),
         shape=_shape(request, arrival, served, settings),
         stream=bool(request.stream),
         who=request.safety_identifier or request.user,
@@ -92,7 +91,6 @@ def _generation(
     served: Served,
     prompt: RenderedPrompt,
     reply: ReplyFormat,
-    emit: Emit,
 ) -> GenerationRequest:
     wanted = request.max_completion_tokens or request.max_tokens
     return GenerationRequest(
@@ -101,7 +99,6 @@ def _generation(
         tenant=arrival.tenant,
         prompt=prompt,
         max_tokens=served.room_for(len(prompt.ids), wanted),
-        emit=emit,
         sampling=sampling_of(request, served.sampling, vocab_size=served.info.vocab_size),
         reply=reply,
         n_replies=request.n or 1,

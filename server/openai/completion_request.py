@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,6 @@ from model.errors import InputError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
 from server.http.arrival import Arrival
-from server.http.run import Emit
 from server.http.schema import parse
 from server.http.served import Served
 from server.openai.chat_checks import check_stream_options
@@ -35,13 +33,8 @@ class ComposedCompletion:
     who: str | None
 
 
-def compose_completion(
-    arrival: Arrival, served: Served, emitter: Callable[[int], Emit]
-) -> ComposedCompletion:
+def compose_completion(arrival: Arrival, served: Served) -> ComposedCompletion:
     """Read, check and tokenise a request. Nothing of the engine is touched.
-
-    Args:
-        emitter: makes the ``emit`` of the generation whose replies are numbered from its argument.
 
     Raises:
         InputError: the request cannot be done; names the field.
@@ -56,9 +49,7 @@ def compose_completion(
     _check_metadata(request)
     prompts = _prompts(request, served)
     return ComposedCompletion(
-        generations=[
-            _generation(request, arrival, served, ids, i, emitter(i * n)) for i, ids in enumerate(prompts)
-        ],
+        generations=[_generation(request, arrival, served, ids, i) for i, ids in enumerate(prompts)],
         shape=CompletionShape(
             id=arrival.id,
             created=arrival.created,
@@ -91,7 +82,6 @@ def _generation(
     served: Served,
     ids: NDArray[np.uint32],
     number: int,
-    emit: Emit,
 ) -> GenerationRequest:
     return GenerationRequest(
         id=f"{arrival.id}-{number}",
@@ -99,7 +89,6 @@ def _generation(
         tenant=arrival.tenant,
         prompt=RenderedPrompt(ids=ids),
         max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
-        emit=emit,
         sampling=sampling_of(request, served.sampling, vocab_size=served.info.vocab_size),
         reply=ReplyFormat(stops=stops_of(request), may_think=False),
         n_replies=request.n or 1,

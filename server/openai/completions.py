@@ -28,7 +28,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         arrival = await receive(request, settings, prefix="cmpl")
         run = gateway.new_run(arrival.id)
-        completion = await gateway.on_worker(compose_completion, arrival, gateway.served, run.emitter)
+        completion = await gateway.on_worker(compose_completion, arrival, gateway.served)
         run.record.describe(who=completion.who, thinking=None)
         answer = Answer(run, completion.generations, CompletionEncoder(completion.shape))
         return await answer.send(request, settings, stream=completion.stream)

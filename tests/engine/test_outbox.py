@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from cache.planner import CrossTurnSlotId
 from model.forward import Forward
 from model.text.deltas import ContentDelta
 from server.engine.loop import EngineLoop, LoopOptions
 from server.engine.outbox import Outbox
 from server.events import (
+    Emit,
     Event,
     Failed,
     Finished,
-    GenerationRequest,
     Planned,
     Progress,
     ReplyFormat,
     TokenLogprob,
 )
-from tests.fakes.driver import Driver, Outcome, plain_prompt
+from tests.fakes.driver import Driver, Outcome
 
 MakeLoop = Callable[..., EngineLoop]
 PROMPT = [3 + i % 200 for i in range(300)]
@@ -40,8 +39,7 @@ class Client:
     n_taken: int = 0
 
     def __post_init__(self) -> None:
-        slot = CrossTurnSlotId.for_session(None, self.name)
-        self.request = GenerationRequest(self.name, slot, plain_prompt([1]), 100, self.told.append)
+        self.emit: Emit = self.told.append
 
     def take_progress(self) -> Progress:
         new, self.n_taken = range(self.n_taken, self.n_tokens), self.n_tokens
@@ -110,7 +108,7 @@ def test_all_replies_are_read_before_any_is_told() -> None:
     line, one, other = Line(HOUR), Reader("one"), Reader("other")
     n_read_when_told: list[int] = []
     for client in (one, other):
-        client.request = replace(client.request, emit=lambda _: n_read_when_told.append(len(read)))
+        client.emit = lambda _: n_read_when_told.append(len(read))
     line.step(one, other)
     assert n_read_when_told == [2, 2]
 
@@ -119,7 +117,7 @@ def test_an_event_comes_after_the_text_before_it() -> None:
     line, one, other = Line(HOUR), Client("one"), Client("other")
     for _ in range(3):
         line.step(one, other)
-    line.outbox.tell(one.request, Failed("gone", "cancelled"))
+    line.outbox.tell(one.emit, Failed("gone", "cancelled"))
     assert [type(event) for event in one.told] == [Progress, Progress, Failed]
     assert other.texts == ["a", "bc"]
 

@@ -87,13 +87,13 @@ class Driver:
                 slot=CrossTurnSlotId.for_session(tenant, session),
                 prompt=prompt if isinstance(prompt, RenderedPrompt) else plain_prompt(prompt),
                 max_tokens=max_tokens,
-                emit=outcome.events.append,
                 tenant=tenant,
                 sampling=sampling,
                 reply=reply or ReplyFormat(),
                 n_replies=n_replies,
                 top_logprobs=top_logprobs,
-            )
+            ),
+            outcome.events.append,
         )
         return outcome
 

@@ -17,6 +17,7 @@ from model.text.chat import RenderedPrompt
 from model.text.deltas import ContentDelta
 from server.client import EngineStats, ModelInfo
 from server.events import (
+    Emit,
     Event,
     Failed,
     Finished,
@@ -92,10 +93,10 @@ class FakeEngine:
     n_steps: int = 0
     store: Any = None
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest, emit: Emit) -> None:
         self.requests.append(request)
         self.was_asked.set()
-        threading.Thread(target=self._play, args=(request,), daemon=True).start()
+        threading.Thread(target=self._play, args=(request, emit), daemon=True).start()
 
     def read_ahead(self, request: WarmRequest) -> None:
         self.ahead.append(request)
@@ -116,13 +117,13 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(n_steps=self.n_steps, n_running=0, n_waiting=0)
 
-    def _play(self, request: GenerationRequest) -> None:
+    def _play(self, request: GenerationRequest, emit: Emit) -> None:
         try:
             for event in self.script(request):
                 self.n_steps += 1
-                request.emit(event)
+                emit(event)
         except Exception as error:
-            request.emit(Failed(str(error), kind="internal"))
+            emit(Failed(str(error), kind="internal"))
 
 
 class FakeChat:
