@@ -117,13 +117,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Reply ``index`` is complete; ``n_tokens`` counts its ``token_ids``, the stop token included."""
+    """Reply ``index`` is complete; ``n_tokens`` counts its ``token_ids``, the stop token included.
+    ``stop`` is the stop string that ended it, if one did."""
 
     index: int
     reason: FinishReason
     n_tokens: int
     n_reasoning_tokens: int
     token_ids: tuple[int, ...] = field(default=(), repr=False)
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

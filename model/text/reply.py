@@ -71,6 +71,11 @@ class ReplyReader:
         return self._stops.cut_at is not None
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that was matched."""
+        return self._stops.matched
+
+    @property
     def in_thought(self) -> bool:
         """The reply so far ends inside a thought."""
         return self._thought.in_thought

@@ -74,6 +74,7 @@ class StopReader:
 
     Attributes:
         cut_at: raw position of the first character of the match; None before there is one.
+        matched: the stop string that was found there.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -81,6 +82,7 @@ class StopReader:
         self._stops = stops
         self._held: list[Piece] = []
         self.cut_at: int | None = None
+        self.matched: str | None = None
 
     def push(self, piece: Piece) -> list[Piece]:
         """The pieces that are now known to lie before any stop."""
@@ -90,9 +92,10 @@ class StopReader:
         if not self._stops:
             return self.finish()
         text = "".join(held.text for held in self._held)
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            return self._take(min(found), cuts=True)
+            at, self.matched = min(found, key=lambda match: (match[0], len(match[1])))
+            return self._take(at, cuts=True)
         return self._take(len(text) - n_begun(text, self._stops))
 
     def finish(self) -> list[Piece]:

@@ -208,7 +208,8 @@ def finished(reply: Reply) -> Finished:
     """The closing event of a reply that ended well."""
     assert reply.finish is not None
     ids = tuple(reply.token_ids)
-    return Finished(reply.index, reply.finish, len(ids), reply.reader.n_reasoning_tokens, ids)
+    reader = reply.reader
+    return Finished(reply.index, reply.finish, len(ids), reader.n_reasoning_tokens, ids, reader.stop)
 
 
 _MAX_RECENT = 16

@@ -85,6 +85,13 @@ def test_c10_a_reply_that_does_not_call_just_stops(say: Say) -> None:
     assert finish(outcome).reason == "stop"
 
 
+def test_e03_a_reply_tells_which_stop_string_ended_it(say: Say) -> None:
+    outcome, _ = say("One. Two. Three.", stops=("Two", "Three"))
+    assert joined(outcome) == Joined(content="One. ")
+    assert (finish(outcome).reason, finish(outcome).stop) == ("stop", "Two")
+    assert finish(say("One.", stops=("Two",))[0]).stop is None
+
+
 @pytest.mark.parametrize("before", ["", f"{OTHER}\n"])
 def test_c10_a_call_cut_by_the_limit_ends_for_the_limit(say: Say, before: str) -> None:
     n_tokens = len(ids_of(f"{before}<tool_call>\n<function=f>\n<parameter=a>\nx"))

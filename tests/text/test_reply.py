@@ -131,22 +131,26 @@ def test_d07_the_ids_that_close_a_thought_close_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stops", "text", "kept"),
+    ("stops", "text", "kept", "stop"),
     [
-        (("own fox",), "the brown fox jumps", "the br"),
-        (("\nUser:",), "Hi\nUser: you", "Hi"),
-        (("\nUser:",), "Hi\nUse", "Hi\nUse"),
-        (("abc", "abd"), "x ab abd", "x ab "),
-        (("abd", "ab"), "xabc", "x"),
-        (("aab",), "aaab", "a"),
-        (("b", "a"), "xab", "x"),
+        (("own fox",), "the brown fox jumps", "the br", "own fox"),
+        (("\nUser:",), "Hi\nUser: you", "Hi", "\nUser:"),
+        (("\nUser:",), "Hi\nUse", "Hi\nUse", None),
+        (("abc", "abd"), "x ab abd", "x ab ", "abd"),
+        (("abd", "ab"), "xabc", "x", "ab"),
+        (("abc", "ab"), "xabc", "x", "ab"),
+        (("aab",), "aaab", "a", "aab"),
+        (("b", "a"), "xab", "x", "a"),
     ],
 )
-def test_e03_text_is_cut_exactly_before_the_stop_string(stops: tuple[str, ...], text: str, kept: str) -> None:
+def test_e03_text_is_cut_exactly_before_the_stop_string_and_it_is_named(
+    stops: tuple[str, ...], text: str, kept: str, stop: str | None
+) -> None:
     for ids in (ids_of(text), byte_ids(text)):
         joined, reader = read(ids, stops=stops)
         assert joined == Joined(content=kept)
         assert reader.stopped == (kept != text)
+        assert reader.stop == stop
 
 
 def test_e03_only_what_may_become_a_stop_string_is_held_back() -> None:
