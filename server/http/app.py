@@ -10,12 +10,14 @@ from starlette.middleware.cors import CORSMiddleware
 from server import errors
 from server.http.gateway import Gateway
 from server.http.openapi import document
-from server.native import health, metrics, slots, tokens
+from server.native import health, metrics, slots, stats, tokens
 from server.native.slots_schema import ForkRequest
 from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
 from server.openai import chat, completions, models
 from server.openai.chat_schema import ChatRequest
 from server.openai.completion_schema import CompletionRequest
+from server.page.page import read_page
+from server.page.page import router as page_files
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -35,7 +37,10 @@ def create_app(gateway: Gateway) -> FastAPI:
         expose_headers=["*"],
         max_age=3600,
     )
-    for family in (chat, completions, models, tokens, slots, health, metrics):
+    for family in (chat, completions, models, tokens, slots, metrics, stats):
         app.include_router(family.router(gateway))
+    page = read_page()
+    app.include_router(health.router(gateway, page))
+    app.include_router(page_files(page))
     document(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ForkRequest])
     return app

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from server.http.gateway import Gateway
 from server.http.pulse import Pulse
+from server.page.page import PageFile, wants_page
 
 
 class HealthBody(TypedDict):
@@ -34,7 +36,7 @@ class WelcomeBody(TypedDict):
     documentation: str
 
 
-def router(gateway: Gateway) -> APIRouter:
+def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
     """The endpoints that need no key."""
     routes = APIRouter(tags=["server"])
     installed = version("crossturn")
@@ -57,11 +59,14 @@ def router(gateway: Gateway) -> APIRouter:
     async def tell_version() -> VersionBody:
         return VersionBody(version=installed)
 
-    @routes.get("/", summary="What this is")
-    @routes.head("/", include_in_schema=False)
     @routes.get("/v1", summary="What this is")
     @routes.head("/v1", include_in_schema=False)
     async def welcome() -> WelcomeBody:
         return WelcomeBody(name="crossturn", version=installed, documentation="/docs")
+
+    @routes.get("/", summary="The page; for programs, what this is", response_model=WelcomeBody)
+    @routes.head("/", include_in_schema=False, response_model=WelcomeBody)
+    async def front(request: Request) -> Response | WelcomeBody:
+        return page["index.html"].answer(request) if wants_page(request) else await welcome()
 
     return routes

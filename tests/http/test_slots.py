@@ -54,6 +54,14 @@ def test_a_list_of_slots_tells_nothing_of_other_tenants() -> None:
         assert (lists["two"]["data"], lists["two"]["bytes"]) == ([], 0)
 
 
+def test_statistics_tell_the_load_and_the_totals(server: Live) -> None:
+    server.chat()
+    numbers = server.http.get("/v1/stats").json()
+    assert (numbers["running"], numbers["waiting"]) == (0, 0)
+    assert numbers["generated_tokens"] > 0
+    assert 0 < numbers["bytes"] <= numbers["budget_bytes"]
+
+
 def test_metrics_count_what_happened(server: Live) -> None:
     ask(server, QUESTION, max_tokens=2)
     lines = server.http.get("/metrics").text.splitlines()

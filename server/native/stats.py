@@ -1,0 +1,53 @@
+"""``GET /v1/stats``: the live numbers, as JSON, for the page and ``crossturn top``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from typing_extensions import TypedDict
+
+from server.http.auth import authenticate
+from server.http.gateway import Gateway
+from server.http.metrics import figures_of
+from server.http.openapi import errors
+
+
+class StatsBody(TypedDict):
+    """Totals since the start, and the load now."""
+
+    running: int
+    waiting: int
+    prompt_tokens: int
+    reused_tokens: int
+    prefilled_tokens: int
+    read_ahead_tokens: int
+    generated_tokens: int
+    bytes: int
+    budget_bytes: int
+    evictions: int
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The endpoint of statistics; a server with API keys asks for one."""
+    routes = APIRouter(tags=["server"], responses=errors(401))
+
+    @routes.get("/v1/stats", summary="The live numbers")
+    async def stats(request: Request) -> StatsBody:
+        authenticate(request.headers, gateway.settings.api_keys)
+        store = await asyncio.wrap_future(gateway.engine.call(figures_of))
+        engine = gateway.engine.stats()
+        return StatsBody(
+            running=engine.n_running,
+            waiting=engine.n_waiting,
+            prompt_tokens=engine.n_prompt_tokens,
+            reused_tokens=engine.n_reused_tokens,
+            prefilled_tokens=engine.n_prefilled_tokens,
+            read_ahead_tokens=engine.n_read_ahead_tokens,
+            generated_tokens=engine.n_generated_tokens,
+            bytes=store.n_bytes,
+            budget_bytes=store.budget_bytes,
+            evictions=store.counters.n_evicted_entries + store.counters.n_evicted_checkpoints,
+        )
+
+    return routes
