@@ -8,6 +8,7 @@
     │   ├── ModelNotFoundError    no such directory, demo or cached Hub repository
     │   └── CheckpointError   files are there but cannot be loaded as a Qwen3.5 model
     └── InputError            what a client sent cannot be done; names the parameter
+        ├── PromptTooLongError    the conversation is longer than the context
         └── (HTTP-only kinds are in server/errors.py)
 
 Only ``server/errors.py`` turns them into HTTP. Our own invariants are asserts, not errors.
@@ -50,3 +51,27 @@ class InputError(CrossturnError):
         self.message = message
         self.param = param
         self.code = code
+
+
+class PromptTooLongError(InputError):
+    """A prompt leaves no room for a reply.
+
+    Clients that compact their conversation then look for the words of their own API.
+
+    Args:
+        n_tokens: of the prompt.
+        limit: of the context, in tokens.
+        is_exact: False where reading stopped at ``n_tokens``.
+        param: the field that holds the conversation.
+    """
+
+    def __init__(self, n_tokens: int, limit: int, *, is_exact: bool = True, param: str = "messages") -> None:
+        told = f"{n_tokens}" if is_exact else f"at least {n_tokens}"
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, reply included. However, your prompt "
+            f"has {told} tokens. Please shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.n_tokens = n_tokens
+        self.limit = limit

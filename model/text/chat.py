@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.errors import CheckpointError, InputError
+from model.errors import CheckpointError, InputError, PromptTooLongError
 from model.text.blocks import BlockEncoder, TooLongError, blocks_of, joined, n_common
 from model.text.conversation import OPENER, Conversation, prepare
 from model.text.messages import END_THINK, THINK, Message
@@ -161,10 +161,11 @@ class ChatFormat:
             limit = None if max_tokens is None else PATIENCE * max_tokens
             ids = self._encoder.encode(texts, conversation.guard, limit)
         except TooLongError as error:
-            raise _too_long(f"at least {error.n_tokens}", max_tokens) from error
+            assert max_tokens is not None
+            raise PromptTooLongError(error.n_tokens, max_tokens, is_exact=False) from error
         n_tokens = sum(map(len, ids))
         if max_tokens is not None and n_tokens > max_tokens:
-            raise _too_long(str(n_tokens), max_tokens)
+            raise PromptTooLongError(n_tokens, max_tokens)
         return list(zip(texts, ids, strict=True))
 
     def _render_final(self, conversation: Conversation, max_tokens: int | None) -> RenderedPrompt:
@@ -213,15 +214,6 @@ class ChatFormat:
             return self._points_from_tail(conversation, blocks) == self._exact_points(conversation, blocks)
         except (InputError, TemplateRefusedError):
             return False
-
-
-def _too_long(n_tokens: str, max_tokens: int | None) -> InputError:
-    return InputError(
-        f"This model's maximum context length is {max_tokens} tokens, reply included. However, your prompt "
-        f"has {n_tokens} tokens. Please shorten it.",
-        param="messages",
-        code="context_length_exceeded",
-    )
 
 
 def _prompt(blocks: Blocks, points: tuple[int, ...]) -> RenderedPrompt:
