@@ -1,4 +1,4 @@
-"""The HTTP kinds of :class:`~model.errors.CrossturnError`, and every error's body in OpenAI's shape.
+"""The HTTP kinds of :class:`~model.errors.CrossturnError`, their statuses, and their body in OpenAI's shape.
 
 ::
 
@@ -11,22 +11,15 @@
         ├── EngineFaultError      500
         └── UnavailableError      503, with Retry-After
 
-An ``InputError`` of the rooms below is a 400.
+An ``InputError`` of the rooms below is a 400. ``server/http/failures.py`` answers with them.
 """
 
 from __future__ import annotations
 
-import logging
-
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match
 from typing_extensions import TypedDict
 
 from model.errors import CrossturnError, InputError
-
-log = logging.getLogger("crossturn.errors")
 
 
 class ErrorFields(TypedDict):
@@ -157,45 +150,6 @@ def error_status(error: Exception) -> int:
             return 500
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """``error`` as a whole response."""
-    headers = dict(error.headers or {}) if isinstance(error, HttpError | HTTPException) else {}
-    return JSONResponse(error_body(error), status_code=error_status(error), headers=headers)
-
-
-async def _answer(request: Request, error: Exception) -> JSONResponse:
-    response = error_response(error)
-    if response.status_code < 500:
-        message = error_body(error)["error"]["message"]
-        log.info(
-            "refused %s %s status=%d: %s", request.method, request.url.path, response.status_code, message
-        )
-    return response
-
-
-async def _answer_http(request: Request, error: Exception) -> JSONResponse:
-    if error_status(error) == 404:  # of the framework: no route is there
-        error = NotFoundError(f"There is no {request.method} {request.url.path} on this server.")
-    response = await _answer(request, error)
-    if response.status_code == 405:
-        response.headers["Allow"] = ", ".join(_methods_at(request))
-    return response
-
-
-def _methods_at(request: Request) -> list[str]:
-    """What may be done at the path of ``request``; the framework names the methods of one route only."""
-    routes: list[BaseRoute] = request.app.routes
-    return [
-        method
-        for method in ("GET", "HEAD", "POST", "DELETE")
-        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
-    ]
-
-
-def install(app: FastAPI) -> None:
-    """Make ``app`` answer every error in OpenAI's shape, those of the framework included."""
-    app.add_exception_handler(InputError, _answer)
-    app.add_exception_handler(HttpError, _answer)
-    app.add_exception_handler(HTTPException, _answer_http)
-    # Faults of our own are answered here and raised on, to uvicorn, which logs them.
-    app.add_exception_handler(Exception, _answer)
+def error_headers(error: Exception) -> dict[str, str]:
+    """The HTTP headers of ``error``."""
+    return dict(error.headers or {}) if isinstance(error, HttpError | HTTPException) else {}

@@ -14,12 +14,12 @@ from server.engine.assembly import EngineOptions
 from server.engine.loop import LoopOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
-from server.http.served import Served
 from server.lifetime import serve_http
 from server.listen import url_of
-from server.openai.sampling_fields import read_defaults
 from server.settings import Settings
 from server.signals import SignalWatch
+from server.turn.sampling import read_defaults
+from server.turn.served import Served
 
 
 def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> None:

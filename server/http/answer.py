@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -13,18 +13,24 @@ from fastapi.responses import JSONResponse
 from server.events import Event, Failed, GenerationRequest
 from server.http.disconnect import run_until_disconnect
 from server.http.run import Run
-from server.http.sse import EventStream
+from server.http.stream import EventStream, Frame, StreamManners
 from server.settings import Settings
+from server.turn.reply import Replies
 
 CLIENT_GONE = 499
 """nginx's status for a client that left; nobody sees it but the middleware."""
 
 
-class ReplyEncoder(Protocol):
+class ReplyEncoder(StreamManners, Protocol):
     """One dialect's way to tell a reply."""
 
-    def chunks(self, event: Event) -> Iterator[Mapping[str, Any]]:
-        """Take in ``event``; the chunks that it makes in a stream."""
+    @property
+    def replies(self) -> Replies:
+        """What was told so far; :meth:`frames` takes every event in."""
+        ...
+
+    def frames(self, event: Event) -> Iterable[Frame]:
+        """Take in ``event``; the frames that it makes in a stream."""
         ...
 
     def body(self) -> Mapping[str, Any]:
@@ -36,25 +42,28 @@ def _nothing() -> None:
     """Nobody waits for the delivery."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A composed request on its way out.
 
     Attributes:
+        headers: of the response, besides ``X-Request-Id``.
         on_delivered: called when the last event was encoded.
     """
 
     run: Run
     generations: Sequence[GenerationRequest]
     encoder: ReplyEncoder
+    headers: Mapping[str, str] = field(default_factory=dict)
     on_delivered: Callable[[], None] = _nothing
 
     async def send(self, request: Request, settings: Settings, *, stream: bool) -> Response:
         """The response: a stream, or the whole body once it is there."""
-        headers = {"X-Request-Id": self.run.record.id}
+        headers = {"X-Request-Id": self.run.record.id, **self.headers}
         if stream:
             return EventStream(
-                self._chunks(),
+                self._frames(),
+                self.encoder,
                 headers=headers,
                 keep_alive_s=settings.keep_alive_s,
                 stall_s=settings.stall_s,
@@ -62,22 +71,22 @@ class Answer:
         body = await run_until_disconnect(self._body(), request.receive)
         return Response(status_code=CLIENT_GONE) if body is None else JSONResponse(body, headers=headers)
 
-    async def _chunks(self) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _frames(self) -> AsyncGenerator[Frame, None]:
         async with aclosing(self.run.events(self.generations)) as events:
             async for event in events:
-                for chunk in self._encoded(event):
-                    yield chunk
+                for frame in self._encoded(event):
+                    yield frame
         self.on_delivered()
 
-    def _encoded(self, event: Event) -> list[Mapping[str, Any]]:
+    def _encoded(self, event: Event) -> list[Frame]:
         try:
-            return list(self.encoder.chunks(event))
+            return list(self.encoder.frames(event))
         except Exception:
             self.run.record.observe(Failed("The reply could not be encoded.", kind="internal"))
             raise
 
     async def _body(self) -> Mapping[str, Any]:
-        async with aclosing(self._chunks()) as chunks:
-            async for _ in chunks:
+        async with aclosing(self._frames()) as frames:
+            async for _ in frames:
                 pass
         return self.encoder.body()

@@ -7,17 +7,17 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from server import errors
+from server.http.failures import Failures
 from server.http.gateway import Gateway
 from server.http.openapi import document
-from server.native import health, metrics, slots, stats, tokens
-from server.native.slots_schema import ForkRequest
-from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
-from server.openai import chat, completions, models
-from server.openai.chat_schema import ChatRequest
-from server.openai.completion_schema import CompletionRequest
+from server.native import health
+from server.native.dialect import NATIVE
+from server.openai.dialect import OPENAI
 from server.page.page import read_page
 from server.page.page import router as page_files
+
+DIALECTS = (OPENAI, NATIVE)
+"""All rooms of endpoints that are served."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -27,7 +27,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         version=version("crossturn"),
         summary="OpenAI-compatible chat over Qwen3.5 hybrid models that never reads a conversation twice",
     )
-    errors.install(app)
+    Failures(DIALECTS).install(app)
     # Preflights carry no key: the middleware answers them before any route asks for one.
     app.add_middleware(
         CORSMiddleware,
@@ -37,10 +37,11 @@ def create_app(gateway: Gateway) -> FastAPI:
         expose_headers=["*"],
         max_age=3600,
     )
-    for family in (chat, completions, models, tokens, slots, metrics, stats):
-        app.include_router(family.router(gateway))
+    for dialect in DIALECTS:
+        for router in dialect.routers:
+            app.include_router(router(gateway))
     page = read_page()
     app.include_router(health.router(gateway, page))
     app.include_router(page_files(page))
-    document(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ForkRequest])
+    document(app, [body for dialect in DIALECTS for body in dialect.bodies])
     return app

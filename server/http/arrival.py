@@ -32,6 +32,11 @@ class Arrival:
     body: bytes
 
 
+def session_of(arrival: Arrival, *keys: str | None) -> str | None:
+    """The session's name: the header ``X-Session-Id``, else the first of ``keys`` that is not empty."""
+    return next((key for key in (arrival.headers.get("x-session-id"), *keys) if key), None)
+
+
 async def receive(request: Request, settings: Settings, *, prefix: str) -> Arrival:
     """Let ``request`` in and read its body; its id begins with ``prefix``, as OpenAI's do.
 

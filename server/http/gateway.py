@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ParamSpec, TypeVar
 
+from fastapi import Request, Response
+
 from server.client import EngineClient
 from server.errors import UnavailableError
 from server.events import Failed
-from server.http.ahead import is_worth_it, warm_request
+from server.http.answer import Answer, ReplyEncoder
 from server.http.courier import Courier
 from server.http.metrics import Metrics
 from server.http.run import Run
-from server.http.served import Served
 from server.log import RequestRecord
-from server.openai.chat_request import ComposedChat
-from server.openai.reply_schema import ReplyMessage
 from server.settings import Settings
+from server.turn.ahead import is_worth_it, warm_request
+from server.turn.compose import ComposedTurn
+from server.turn.reply import Reply
+from server.turn.served import Served
 
 log = logging.getLogger("crossturn.gateway")
 
@@ -72,19 +75,51 @@ class Gateway:
     def _courier(self) -> Courier:
         return Courier(asyncio.get_running_loop())
 
-    def read_ahead(self, chat: ComposedChat, reply: ReplyMessage) -> None:
-        """Have the engine read, when idle, what the prompt after ``reply`` is known to begin with."""
-        if self.settings.idle_prefill and is_worth_it(chat) and not self._is_draining:
-            task = asyncio.ensure_future(self._read_ahead(chat, reply))
+    async def answer(
+        self,
+        request: Request,
+        run: Run,
+        asked: ComposedTurn,
+        encoder: ReplyEncoder,
+        *,
+        stream: bool,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Run ``asked`` and tell its replies as ``encoder`` does; then read ahead of the first of them.
+
+        Args:
+            run: the one that was made for the request when it came in.
+            headers: of the response, besides those that every response has.
+        """
+        run.record.describe(who=asked.turn.user, thinking=asked.generation.prompt.opens_thought)
+
+        def on_delivered() -> None:
+            # Nobody knows what a client makes of a reply that was cut short.
+            if encoder.replies.is_whole:
+                self.read_ahead(asked, encoder.replies[0])
+
+        answer = Answer(
+            run=run,
+            generations=[asked.generation],
+            encoder=encoder,
+            headers=headers or {},
+            on_delivered=on_delivered,
+        )
+        return await answer.send(request, self.settings, stream=stream)
+
+    def read_ahead(self, asked: ComposedTurn, reply: Reply) -> None:
+        """Have the engine prefill, when idle, what the prompt after ``reply`` is known to begin with."""
+        if self.settings.idle_prefill and is_worth_it(asked) and not self._is_draining:
+            task = asyncio.ensure_future(self._read_ahead(asked, reply))
             self._reading_ahead.add(task)
             task.add_done_callback(self._reading_ahead.discard)
 
-    async def _read_ahead(self, chat: ComposedChat, reply: ReplyMessage) -> None:
+    async def _read_ahead(self, asked: ComposedTurn, reply: Reply) -> None:
         try:
-            request = await self.on_worker(warm_request, chat, reply, self.served.chat)
+            request = await self.on_worker(warm_request, asked, reply, self.served.chat)
         except Exception:
             # The reply is long delivered: that its successor cannot be foreseen concerns nobody else.
-            log.exception("cannot read ahead of %s", chat.generation.id)
+            log.exception("cannot read ahead of %s", asked.generation.id)
         else:
             self.engine.read_ahead(request)
 

@@ -11,8 +11,8 @@ from server.http.body import read_json_body
 from server.http.gateway import Gateway
 from server.http.openapi import errors, takes
 from server.http.schema import parse
-from server.http.served import Served
 from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
+from server.turn.served import Served
 
 
 class TokensBody(TypedDict):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from server.events import Event, Finished, Planned, PlanReport, Progress
+from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.events import Event, Finished, Planned, Progress
+from server.http.stream import Frame
 from server.openai.logprobs import logprob_bodies
+from server.openai.manners import OpenAIManners
 from server.openai.reply_schema import (
     ChatChoice,
     ChatCompletion,
@@ -27,6 +29,7 @@ from server.openai.reply_schema import (
 )
 from server.openai.usage import plan_body, usage_body
 from server.settings import ReasoningField
+from server.turn.reply import Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,70 +56,40 @@ class ChatReplyShape:
     metadata: dict[str, str] | None = None
 
 
-@dataclass
-class _Reply:
-    """One reply in the making."""
-
-    content: list[str] = field(default_factory=list)
-    thought: list[str] = field(default_factory=list)
-    calls: list[tuple[ToolCallStart, list[str]]] = field(default_factory=list)
-    logprobs: list[ContentLogprob] = field(default_factory=list)
-
-    def add(self, delta: Delta) -> None:
-        match delta:
-            case ContentDelta():
-                self.content.append(delta.text)
-            case ReasoningDelta():
-                self.thought.append(delta.text)
-            case ToolCallStart():
-                self.calls.append((delta, []))
-            case ToolCallArguments():
-                self.calls[delta.index][1].append(delta.json_fragment)
-
-
-class ChatEncoder:
+class ChatEncoder(OpenAIManners):
     """Encodes one request's replies."""
 
     def __init__(self, shape: ChatReplyShape) -> None:
+        super().__init__(shape.n)
         self._shape = shape
-        self._plans: list[PlanReport] = []
-        self._finished: list[Finished] = []
-        self._replies = [_Reply() for _ in range(shape.n)]
+        self._logprobs: list[list[ContentLogprob]] = [[] for _ in range(shape.n)]
 
-    def chunks(self, event: Event) -> Iterator[ChatCompletionChunk]:
-        """Take in ``event``; the chunks that it makes: the roles come first, the plan with the first and
+    def frames(self, event: Event) -> Iterator[Frame]:
+        """Take in ``event``; the frames that it makes: the roles come first, the plan with the first and
         the last one."""
+        self.replies.take_in(event)
+        return map(Frame, self._chunks(event))
+
+    def _chunks(self, event: Event) -> Iterator[ChatCompletionChunk]:
         match event:
             case Planned():
-                self._plans.append(event.report)
                 yield from self._openings()
             case Progress():
                 yield from self._growth(event)
             case Finished():
-                self._finished.append(event)
                 yield from self._endings(event)
-
-    @property
-    def is_whole(self) -> bool:
-        """Every reply came to its own end, none was cut by its length."""
-        return all(end.reason != "length" for end in self._finished)
-
-    def message(self, index: int) -> ReplyMessage:
-        """Reply ``index`` as far as it has come."""
-        return _message(self._replies[index], self._shape.reasoning_field)
 
     def body(self) -> ChatCompletion:
         """The whole reply, once every event was taken in."""
-        shape = self._shape
-        ends = sorted(self._finished, key=lambda end: end.index)
+        shape, replies = self._shape, self.replies
         body = ChatCompletion(
             id=shape.id,
             object="chat.completion",
             created=shape.created,
             model=shape.model,
-            choices=[self._whole_choice(end) for end in ends],
-            usage=usage_body(self._plans, ends),
-            crossturn=plan_body(self._plans[0]),
+            choices=[self._whole_choice(end) for end in replies.ends],
+            usage=usage_body(replies),
+            crossturn=plan_body(replies.plans[0]),
         )
         if shape.service_tier is not None:
             body["service_tier"] = shape.service_tier
@@ -125,10 +98,10 @@ class ChatEncoder:
         return body
 
     def _whole_choice(self, end: Finished) -> ChatChoice:
-        logprobs = self._replies[end.index].logprobs
+        logprobs = self._logprobs[end.index]
         return ChatChoice(
             index=end.index,
-            message=self.message(end.index),
+            message=_message(self.replies[end.index], self._shape.reasoning_field),
             logprobs=Logprobs(content=logprobs, refusal=None) if self._shape.has_logprobs else None,
             finish_reason=end.reason,
         )
@@ -137,15 +110,12 @@ class ChatEncoder:
         for index in range(self._shape.n):
             chunk = self._chunk([_choice(index, ReplyDelta(role="assistant", content=""))])
             if index == 0:
-                chunk["crossturn"] = plan_body(self._plans[0])
+                chunk["crossturn"] = plan_body(self.replies.plans[0])
             yield chunk
 
     def _growth(self, event: Progress) -> Iterator[ChatCompletionChunk]:
-        reply = self._replies[event.index]
-        for grown in event.deltas:
-            reply.add(grown)
         told = event.logprobs if self._shape.has_logprobs else ()
-        reply.logprobs += (entries := logprob_bodies(told, self._shape.token_bytes))
+        self._logprobs[event.index] += (entries := logprob_bodies(told, self._shape.token_bytes))
         for kind, group in groupby(event.deltas, type):
             logprobs = None
             if kind is ContentDelta and entries:
@@ -154,13 +124,13 @@ class ChatEncoder:
 
     def _endings(self, event: Finished) -> Iterator[ChatCompletionChunk]:
         ending = self._chunk([_choice(event.index, ReplyDelta(), finish_reason=event.reason)])
-        is_last = len(self._finished) == self._shape.n
+        is_last = self.replies.is_complete
         if is_last and not self._shape.include_usage:
-            ending["crossturn"] = plan_body(self._plans[0])
+            ending["crossturn"] = plan_body(self.replies.plans[0])
         yield ending
         if is_last and self._shape.include_usage:
-            counts = self._chunk([], usage_body(self._plans, self._finished))
-            counts["crossturn"] = plan_body(self._plans[0])
+            counts = self._chunk([], usage_body(self.replies))
+            counts["crossturn"] = plan_body(self.replies.plans[0])
             yield counts
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
@@ -179,24 +149,23 @@ class ChatEncoder:
         return chunk
 
 
-def _message(reply: _Reply, reasoning_field: ReasoningField) -> ReplyMessage:
-    message = ReplyMessage(role="assistant", content="".join(reply.content) or None, refusal=None)
-    if message["content"] is None and not reply.thought and not reply.calls:
+def _message(reply: Reply, reasoning_field: ReasoningField) -> ReplyMessage:
+    message = ReplyMessage(role="assistant", content=reply.content or None, refusal=None)
+    if message["content"] is None and not reply.thoughts and not reply.calls:
         message["content"] = ""
-    if reply.thought:
-        thought = "".join(reply.thought)
+    if reply.thoughts:
         if reasoning_field != "reasoning":
-            message["reasoning_content"] = thought
+            message["reasoning_content"] = reply.thought
         if reasoning_field != "reasoning_content":
-            message["reasoning"] = thought
+            message["reasoning"] = reply.thought
     if reply.calls:
         message["tool_calls"] = [
             ToolCallBody(
-                id=start.id,
+                id=call.id,
                 type="function",
-                function=FunctionBody(name=start.name, arguments="".join(fragments)),
+                function=FunctionBody(name=call.name, arguments=call.arguments),
             )
-            for start, fragments in reply.calls
+            for call in reply.calls
         ]
     return message
 

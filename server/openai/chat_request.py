@@ -1,48 +1,34 @@
-"""Composes a chat completion request: from its body to what the engine is asked and how to answer."""
+"""Decodes the body of a chat completion request into a turn, and reads off how its reply is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from model.text.chat import RenderedPrompt
-from server.events import GenerationRequest, ReplyFormat
-from server.http.arrival import Arrival
+from model.errors import InputError
+from server.http.arrival import Arrival, session_of
 from server.http.schema import parse
-from server.http.served import Served
-from server.openai.chat_checks import check_pairs, continues_final, template_kwargs_of
+from server.openai.chat_checks import check_pairs, continues_of
 from server.openai.chat_reply import ChatReplyShape
-from server.openai.chat_schema import ChatRequest
-from server.openai.sampling_fields import sampling_of, stops_of
-from server.openai.session import slot_of
-from server.openai.thinking import thinking_of
-from server.openai.tool_use import tool_use_of
+from server.openai.chat_schema import (
+    ChatRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    SamplingFields,
+)
+from server.openai.message_schema import AllowedToolsChoice, NamedTool
 from server.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a prompt is rendered from.
-
-    Attributes:
-        continues: the reply goes on writing the last message.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    template_kwargs: dict[str, object]
-    continues: bool
+from server.turn.compose import ComposedTurn, compose
+from server.turn.served import Served
+from server.turn.turn import ResponseFormat, Sampling, Thinking, ToolChoice, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedChat:
-    """A chat request, ready to run; ``who`` is the end user that it names, for the log."""
+    """A chat request, ready to run, and the form of its reply."""
 
-    conversation: Conversation
-    generation: GenerationRequest
+    turn: ComposedTurn
     shape: ChatReplyShape
     stream: bool
-    who: str | None
 
 
 def compose_chat(arrival: Arrival, served: Served, settings: Settings) -> ComposedChat:
@@ -53,56 +39,134 @@ def compose_chat(arrival: Arrival, served: Served, settings: Settings) -> Compos
         NotFoundError: it asks for another model.
     """
     request = parse(ChatRequest, arrival.body)
-    served.check_name(request.model)
-    check_pairs(request)
-    thinking = thinking_of(request, settings.thinking, served.chat.variables)
-    use = tool_use_of(request, served.tokens.controls)
-    conversation = Conversation(
-        messages=[message.model_dump(exclude_none=True) for message in request.messages],
-        tools=use.tools,
-        template_kwargs={**template_kwargs_of(request), **thinking.template_kwargs},
-        continues=continues_final(request),
-    )
-    prompt = served.chat.render(
-        conversation.messages,
-        tools=conversation.tools,
-        template_kwargs=conversation.template_kwargs,
-        continue_final=conversation.continues,
-        max_tokens=served.info.context_length,
-    )
-    reply = ReplyFormat(
-        stops=stops_of(request),
-        tools=None if use.tools is None else tuple(use.tools),
-        grammar=use.grammar,
-        max_thought_tokens=thinking.max_tokens,
-    )
     return ComposedChat(
-        conversation=conversation,
-        generation=_generation(request, arrival, served, prompt, reply),
+        turn=compose(turn_of(request, arrival), served, settings),
         shape=_shape(request, arrival, served, settings),
         stream=bool(request.stream),
-        who=request.safety_identifier or request.user,
     )
 
 
-def _generation(
-    request: ChatRequest,
-    arrival: Arrival,
-    served: Served,
-    prompt: RenderedPrompt,
-    reply: ReplyFormat,
-) -> GenerationRequest:
-    wanted = request.max_completion_tokens or request.max_tokens
-    return GenerationRequest(
+def turn_of(request: ChatRequest, arrival: Arrival) -> Turn:
+    """What ``request`` asks for.
+
+    Raises:
+        InputError: its fields contradict each other.
+    """
+    check_pairs(request)
+    return Turn(
         id=arrival.id,
-        slot=slot_of(request, arrival.headers, arrival.tenant),
         tenant=arrival.tenant,
-        prompt=prompt,
-        max_tokens=served.room_for(len(prompt.ids), wanted),
-        sampling=sampling_of(request, served.sampling, vocab_size=served.info.vocab_size),
-        reply=reply,
-        n_replies=request.n or 1,
+        session=session_of(arrival, request.prompt_cache_key, (request.metadata or {}).get("session_id")),
+        user=request.safety_identifier or request.user,
+        model=request.model,
+        messages=[message.model_dump(exclude_none=True) for message in request.messages],
+        tools=[tool.model_dump(exclude_none=True) for tool in request.tools or ()],
+        tool_choice=_tool_choice(request),
+        response_format=_response_format(request),
+        thinking=_thinking(request),
+        sampling=sampling_of(request),
+        stop=stop_of(request),
+        n=request.n or 1,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        continues=continues_of(request),
+        chat_template_kwargs=request.chat_template_kwargs or {},
+        names=_names(request),
+    )
+
+
+def sampling_of(fields: SamplingFields) -> Sampling:
+    """The sampling fields that chat and plain completions share."""
+    return Sampling(
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        seed=fields.seed,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},
+    )
+
+
+def stop_of(fields: SamplingFields) -> list[str]:
+    """The stop strings."""
+    return [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+
+
+def _names(request: ChatRequest) -> dict[str, str]:
+    """What this dialect calls the names among which a call must be."""
+    match request.tool_choice:
+        case NamedTool():
+            return {"tool_choice.names[0]": "tool_choice.function.name"}
+        case AllowedToolsChoice(allowed_tools=allowed):
+            return {
+                f"tool_choice.names[{i}]": f"tool_choice.allowed_tools.tools[{i}].function.name"
+                for i in range(len(allowed.tools))
+            }
+        case _:
+            return {}
+
+
+def _tool_choice(request: ChatRequest) -> ToolChoice:
+    is_parallel = request.parallel_tool_calls is not False
+    match request.tool_choice:
+        case NamedTool(function=function):
+            return ToolChoice(mode="required", names=(function.name,), parallel=False)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = tuple(tool.function.name for tool in allowed.tools)
+            return ToolChoice(mode=allowed.mode, names=names, parallel=is_parallel)
+        case None:
+            return ToolChoice(parallel=is_parallel)
+        case mode:
+            return ToolChoice(mode=mode, parallel=is_parallel)
+
+
+def _response_format(request: ChatRequest) -> ResponseFormat | None:
+    match request.response_format:
+        case JsonSchemaFormat(json_schema=wanted):
+            return ResponseFormat(
+                schema={"type": "object"} if wanted.schema_ is None else wanted.schema_,
+                name=wanted.name,
+                description=wanted.description,
+                strict=wanted.strict,
+            )
+        case JsonObjectFormat():
+            return ResponseFormat(schema={"type": "object"})
+        case _:
+            return None
+
+
+def _thinking(request: ChatRequest) -> Thinking:
+    """Read ``enable_thinking``, ``chat_template_kwargs.enable_thinking`` and ``reasoning_effort``.
+
+    Raises:
+        InputError: the spellings contradict each other.
+    """
+    effort = request.reasoning_effort
+    spellings = {
+        "enable_thinking": request.enable_thinking,
+        "chat_template_kwargs.enable_thinking": _from_kwargs(request),
+        "reasoning_effort": None if effort is None else effort != "none",
+    }
+    given = {name: value for name, value in spellings.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise InputError(
+            f"These contradict each other: {', '.join(given)}.", param=list(given)[-1], code="invalid_value"
+        )
+    enabled = next(iter(given.values()), None)
+    return Thinking(enabled=enabled, effort=effort, budget=request.thinking_budget)
+
+
+def _from_kwargs(request: ChatRequest) -> bool | None:
+    value = (request.chat_template_kwargs or {}).get("enable_thinking")
+    if value is None or isinstance(value, bool):
+        return value
+    raise InputError(
+        "'chat_template_kwargs.enable_thinking' must be true or false.",
+        param="chat_template_kwargs.enable_thinking",
+        code="invalid_type",
     )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from model.text.deltas import ContentDelta
-from server.events import Event, Finished, Planned, PlanReport, Progress, TokenLogprob
+from server.events import Event, Finished, Progress, TokenLogprob
+from server.http.stream import Frame
 from server.openai.logprobs import floored
+from server.openai.manners import OpenAIManners
 from server.openai.reply_schema import Completion, CompletionChoice, CompletionLogprobs, Usage
 from server.openai.usage import plan_body, usage_body
 
@@ -31,53 +33,47 @@ class CompletionShape:
     include_usage: bool = False
 
 
-class CompletionEncoder:
+class CompletionEncoder(OpenAIManners):
     """Encodes one request's replies."""
 
     def __init__(self, shape: CompletionShape) -> None:
+        super().__init__(shape.n_choices)
         self._shape = shape
-        self._plans: list[PlanReport] = []
-        self._finished: list[Finished] = []
-        self._texts: list[list[str]] = [[] for _ in range(shape.n_choices)]
         self._n_chars = [0] * shape.n_choices
         self._logprobs = [_no_logprobs() for _ in range(shape.n_choices)]
 
-    def chunks(self, event: Event) -> Iterator[Completion]:
-        """Take in ``event``; the chunks that it makes."""
+    def frames(self, event: Event) -> Iterator[Frame]:
+        """Take in ``event``; the frames that it makes."""
+        self.replies.take_in(event)
         match event:
-            case Planned():
-                self._plans.append(event.report)
             case Progress():
                 if event.deltas or event.logprobs:
-                    yield self._grow(event)
+                    yield Frame(self._grow(event))
             case Finished():
-                self._finished.append(event)
-                yield from self._endings(event)
+                yield from map(Frame, self._endings(event))
 
     def body(self) -> Completion:
         """The whole reply, once every event was taken in."""
-        ends = sorted(self._finished, key=lambda end: end.index)
         choices = [
-            self._choice(end.index, "".join(self._texts[end.index]), self._logprobs[end.index], end)
-            for end in ends
+            self._choice(end.index, self.replies[end.index].content, self._logprobs[end.index], end)
+            for end in self.replies.ends
         ]
-        return self._body(choices, usage=usage_body(self._plans, ends), with_plan=True)
+        return self._body(choices, usage=usage_body(self.replies), with_plan=True)
 
     def _grow(self, event: Progress) -> Completion:
         text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
         grown = self._logprobs_of(event)
-        self._texts[event.index].append(text)
         self._n_chars[event.index] += len(text)
         return self._body([self._choice(event.index, text, grown, None)])
 
     def _endings(self, event: Finished) -> Iterator[Completion]:
-        is_last = len(self._finished) == self._shape.n_choices
+        is_last = self.replies.is_complete
         with_usage = self._shape.include_usage
         yield self._body(
             [self._choice(event.index, "", _no_logprobs(), event)], with_plan=is_last and not with_usage
         )
         if is_last and with_usage:
-            yield self._body([], usage=usage_body(self._plans, self._finished), with_plan=True)
+            yield self._body([], usage=usage_body(self.replies), with_plan=True)
 
     def _logprobs_of(self, event: Progress) -> CompletionLogprobs:
         """The entries of ``event``, which are added to the whole reply's too."""
@@ -124,7 +120,7 @@ class CompletionEncoder:
         if usage is not None or shape.include_usage:
             body["usage"] = usage
         if with_plan:
-            plans = [plan_body(plan) for plan in self._plans]
+            plans = [plan_body(plan) for plan in self.replies.plans]
             body["crossturn"] = plans[0] if shape.n_prompts == 1 else plans
         return body
 

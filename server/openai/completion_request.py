@@ -7,17 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cache.planner import CrossTurnSlotId
 from model.errors import InputError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
-from server.http.arrival import Arrival
+from server.http.arrival import Arrival, session_of
 from server.http.schema import parse
-from server.http.served import Served
 from server.openai.chat_checks import check_stream_options
+from server.openai.chat_request import sampling_of, stop_of
 from server.openai.completion_reply import CompletionShape
 from server.openai.completion_schema import CompletionRequest
-from server.openai.sampling_fields import sampling_of, stops_of
-from server.openai.session import slot_of
+from server.turn.compose import stops_of
+from server.turn.sampling import sampling_params
+from server.turn.served import Served
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it for this endpoint."""
@@ -85,12 +87,15 @@ def _generation(
 ) -> GenerationRequest:
     return GenerationRequest(
         id=f"{arrival.id}-{number}",
-        slot=slot_of(request, arrival.headers, arrival.tenant),
+        slot=CrossTurnSlotId.for_session(
+            arrival.tenant,
+            session_of(arrival, request.prompt_cache_key, (request.metadata or {}).get("session_id")),
+        ),
         tenant=arrival.tenant,
         prompt=RenderedPrompt(ids=ids),
         max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
-        sampling=sampling_of(request, served.sampling, vocab_size=served.info.vocab_size),
-        reply=ReplyFormat(stops=stops_of(request), may_think=False),
+        sampling=sampling_params(sampling_of(request), served.sampling, vocab_size=served.info.vocab_size),
+        reply=ReplyFormat(stops=stops_of(stop_of(request)), may_think=False),
         n_replies=request.n or 1,
         top_logprobs=request.logprobs,
     )

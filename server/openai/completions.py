@@ -30,7 +30,9 @@ def router(gateway: Gateway) -> APIRouter:
         run = gateway.new_run(arrival.id)
         completion = await gateway.on_worker(compose_completion, arrival, gateway.served)
         run.record.describe(who=completion.who, thinking=None)
-        answer = Answer(run, completion.generations, CompletionEncoder(completion.shape))
+        answer = Answer(
+            run=run, generations=completion.generations, encoder=CompletionEncoder(completion.shape)
+        )
         return await answer.send(request, settings, stream=completion.stream)
 
     return routes

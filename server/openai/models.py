@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from server.http.auth import authenticate
 from server.http.gateway import Gateway
 from server.http.openapi import errors
-from server.http.served import Served
+from server.turn.served import Served
 
 
 class ModelBody(TypedDict):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from server.events import Finished, PlanReport
+from server.events import PlanReport
 from server.openai.reply_schema import CompletionDetails, PlanBody, PromptDetails, Usage
+from server.turn.reply import Replies
 
 
-def usage_body(plans: Sequence[PlanReport], finished: Sequence[Finished]) -> Usage:
+def usage_body(replies: Replies) -> Usage:
     """``cached_tokens`` are the prompt tokens that were not read again."""
+    plans, finished = replies.plans, replies.ends
     n_prompt = sum(plan.prompt_tokens for plan in plans)
     n_reply = sum(reply.n_tokens for reply in finished)
     return Usage(

@@ -27,7 +27,7 @@ from server.events import (
     Progress,
     WarmRequest,
 )
-from server.http.served import Served
+from server.turn.served import Served
 
 T = TypeVar("T")
 Script = Callable[[GenerationRequest], Iterable[Event]]

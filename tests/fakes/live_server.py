@@ -24,9 +24,9 @@ from server.engine.loop import LoopOptions
 from server.engine.thread import Engine
 from server.http.app import create_app
 from server.http.gateway import Gateway
-from server.http.served import Served
 from server.listen import listen, url_of
 from server.settings import Settings
+from server.turn.served import Served
 from tests.fakes.checked_app import CheckedApp
 from tests.fakes.fake_engine import FakeEngine, fake_served
 

@@ -10,8 +10,8 @@ import pytest
 from model.errors import CheckpointError
 from model.sampling import SamplingParams
 from server.launch import _engine_options, names_of
-from server.openai.sampling_fields import read_defaults
 from server.settings import Settings
+from server.turn.sampling import read_defaults
 
 
 def test_f10_a_model_is_called_by_alias_basename_name_and_path(tmp_path: Path) -> None:

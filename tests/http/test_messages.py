@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.http.served import Served
 from server.settings import Settings
+from server.turn.served import Served
 from tests.fakes.fake_engine import FakeChat, fake_served
 from tests.fakes.live_server import Live, live
 

@@ -1,16 +1,17 @@
-"""The sampling fields of a request over the model's defaults."""
+"""How tokens are picked: what a request says, over the model's defaults."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from model.errors import CheckpointError, InputError
 from model.sampling import SamplingParams
-from server.openai.chat_schema import SamplingFields
+from server.turn.turn import Sampling
 
-_OVERRIDABLE = (
+_DEFAULTS = (
     "temperature",
     "top_p",
     "min_p",
@@ -18,6 +19,7 @@ _OVERRIDABLE = (
     "presence_penalty",
     "frequency_penalty",
 )
+"""What ``generation_config.json`` may set, besides ``top_k``."""
 
 
 def read_defaults(path: Path) -> SamplingParams:
@@ -37,40 +39,32 @@ def read_defaults(path: Path) -> SamplingParams:
         raise CheckpointError(f"{file} is not a JSON object")
     if config.get("do_sample") is False:
         config["temperature"] = 0.0
-    values: dict[str, Any] = {
-        name: float(config[name]) for name in _OVERRIDABLE if config.get(name) is not None
-    }
+    values: dict[str, Any] = {name: float(config[name]) for name in _DEFAULTS if config.get(name) is not None}
     return SamplingParams(**values, top_k=max(0, int(config.get("top_k") or 0)))
 
 
-def sampling_of(fields: SamplingFields, defaults: SamplingParams, *, vocab_size: int) -> SamplingParams:
-    """``defaults`` with everything that ``fields`` says.
+def sampling_params(wanted: Sampling, defaults: SamplingParams, *, vocab_size: int) -> SamplingParams:
+    """``defaults`` with everything that ``wanted`` says; a ``top_k`` below 0 is off, as 0 is.
 
     Raises:
         InputError: ``logit_bias`` names a token that the vocabulary lacks.
     """
-    given: dict[str, Any] = {name: getattr(defaults, name) for name in SamplingParams.__slots__}
-    for name in (*_OVERRIDABLE, "seed"):
-        value = getattr(fields, name)
+    given: dict[str, Any] = {name.name: getattr(defaults, name.name) for name in fields(SamplingParams)}
+    for name in fields(Sampling):
+        value = getattr(wanted, name.name)
         if value is not None:
-            given[name] = value
-    if fields.top_k is not None:
-        given["top_k"] = max(0, fields.top_k)
-    given["logit_bias"] = _biases(fields, vocab_size)
+            given[name.name] = value
+    given["top_k"] = max(0, given["top_k"])
+    given["logit_bias"] = _biases(wanted, vocab_size)
     return SamplingParams(**given)
 
 
-def stops_of(fields: SamplingFields) -> tuple[str, ...]:
-    """The stop strings; empty ones stop nothing."""
-    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
-    return tuple(dict.fromkeys(stop for stop in stops if stop))
-
-
-def _biases(fields: SamplingFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    biases = sorted((int(token), bias) for token, bias in (fields.logit_bias or {}).items())
-    if biases and biases[-1][0] >= vocab_size:
+def _biases(wanted: Sampling, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases = sorted(wanted.logit_bias.items())
+    if biases and not 0 <= biases[0][0] <= biases[-1][0] < vocab_size:
+        beyond = biases[0][0] if biases[0][0] < 0 else biases[-1][0]
         raise InputError(
-            f"'logit_bias' names token {biases[-1][0]}; the vocabulary ends at {vocab_size - 1}.",
+            f"'logit_bias' names token {beyond}; the vocabulary ends at {vocab_size - 1}.",
             param="logit_bias",
             code="invalid_value",
         )

@@ -1,0 +1,174 @@
+"""Server-sent events: frames, keep-alives, and the end of a stream whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from model.errors import CrossturnError
+from server.http.disconnect import run_until_disconnect
+from server.http.watch import Watch
+
+log = logging.getLogger("crossturn.stream")
+
+COMMENT = b": keep-alive\n\n"
+"""Clients skip it, proxies see that the connection lives."""
+
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+"""What JSON leaves as it is and some clients take for the end of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One event of a stream: its JSON, and its name where the dialect gives it one."""
+
+    data: Mapping[str, Any]
+    event: str | None = None
+
+    def encode(self) -> bytes:
+        """The bytes on the wire."""
+        data = _json.encode(self.data)
+        if not data.isascii():
+            data = data.translate(_LINE_ENDS)
+        name = "" if self.event is None else f"event: {self.event}\n"
+        return f"{name}data: {data}\n\n".encode()
+
+
+class StreamManners(Protocol):
+    """How a dialect's streams behave besides what they tell."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """Sent when nothing else was for a while."""
+        ...
+
+    @property
+    def last(self) -> bytes:
+        """The end of every stream, an error's too; may be empty."""
+        ...
+
+    def failure(self, error: Exception) -> Iterable[Frame]:
+        """What tells ``error``, once the stream has begun."""
+        ...
+
+
+class EventStream(Response):
+    """Streams the frames of one reply.
+
+    Headers wait for the first frame or the first keep-alive, whichever comes first: what fails before that is
+    an ordinary error response, what fails later is told as the dialect does.
+
+    Args:
+        frames: in order; closed when the client goes away.
+        manners: the dialect's.
+        keep_alive_s: send a keep-alive when nothing else was sent for so long.
+        stall_s: close the connection when the client takes no bytes for so long.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[Frame, None],
+        manners: StreamManners,
+        *,
+        headers: Mapping[str, str],
+        keep_alive_s: float,
+        stall_s: float,
+    ) -> None:
+        super().__init__(headers=headers, media_type="text/event-stream")
+        self._frames = frames
+        self._manners = manners
+        self._keep_alive_s = keep_alive_s
+        self._stall_s = stall_s
+        del self.headers["content-length"]
+        self.headers["Cache-Control"] = "no-cache"
+        self.headers["X-Accel-Buffering"] = "no"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        await run_until_disconnect(self._stream(send), receive)
+
+    async def _stream(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        wire = _Wire(send, start, self._manners.keep_alive)
+
+        def stalled() -> None:
+            if wire.is_sending:
+                patience.reschedule(0)
+
+        with Watch(self._stall_s, stalled) as stall, Watch(self._keep_alive_s, wire.keep_alive) as silence:
+            try:
+                async with asyncio.timeout(None) as patience, aclosing(self._encoded(wire)) as encoded:
+                    async for data in encoded:
+                        stall.note()
+                        await wire.send(data)
+                        silence.note()
+                    await wire.send(self._manners.last, is_last=True)
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                log.warning("a client took no bytes for %g s: its stream is closed", self._stall_s)
+            finally:
+                wire.close()
+
+    async def _encoded(self, wire: _Wire) -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(self._frames) as frames:
+                async for frame in frames:
+                    yield frame.encode()
+        except Exception as error:
+            if not wire.has_begun:
+                raise
+            if not isinstance(error, CrossturnError):
+                log.exception("fault in a stream")
+            for frame in self._manners.failure(error):
+                yield frame.encode()
+
+
+class _Wire:
+    """Sends the frames of one response, and keep-alives between them.
+
+    A keep-alive is sent beside the stream, whose task waits for its next frame meanwhile; frames wait for it.
+
+    Args:
+        start: what is sent before the first of them.
+        keep_alive: the bytes of a keep-alive.
+    """
+
+    def __init__(self, send: Send, start: Message, keep_alive: bytes) -> None:
+        self._send = send
+        self._start = start
+        self._keep_alive = keep_alive
+        self._turn = asyncio.Lock()
+        self._keeping_alive: asyncio.Future[None] | None = None
+        self.has_begun = False
+
+    @property
+    def is_sending(self) -> bool:
+        """Something is on its way that the client has not taken yet."""
+        return self._turn.locked()
+
+    def keep_alive(self) -> None:
+        """Send a keep-alive if the wire is free."""
+        if not self.is_sending:
+            self._keeping_alive = asyncio.ensure_future(self.send(self._keep_alive))
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send ``data``; nothing follows what is last."""
+        async with self._turn:
+            if not self.has_begun:
+                self.has_begun = True
+                await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    def close(self) -> None:
+        """Send no more: a keep-alive that is not taken yet is given up."""
+        if self._keeping_alive is not None:
+            self._keeping_alive.cancel()

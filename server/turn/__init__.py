@@ -1,0 +1,1 @@
+"""What every dialect is decoded into, and how it becomes a request to the engine. No HTTP here."""

@@ -1,0 +1,137 @@
+"""From a turn to what the engine is asked: checks, tools, thinking, and the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cache.planner import CrossTurnSlotId
+from model.errors import InputError
+from model.text.chat import RenderedPrompt
+from server.events import GenerationRequest, ReplyFormat
+from server.settings import Settings
+from server.turn.names import named_as
+from server.turn.sampling import sampling_params
+from server.turn.served import Served
+from server.turn.thinking import plan_thinking
+from server.turn.tools import tool_use_of
+from server.turn.turn import Turn
+
+RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+"""Variables of the template that a turn sets by its own attributes only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from.
+
+    Attributes:
+        continues: the reply goes on writing the last message.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, object]
+    continues: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedTurn:
+    """A turn, ready to run."""
+
+    turn: Turn
+    conversation: Conversation
+    generation: GenerationRequest
+
+
+def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
+    """Check and render a turn. Nothing of the engine is touched.
+
+    Raises:
+        InputError: the turn cannot be done; names the field as the dialect does.
+        NotFoundError: it asks for another model.
+    """
+    with named_as(turn.names):
+        served.check_name(turn.model)
+        _check_kwargs(turn)
+        thinking = plan_thinking(turn.thinking, settings.thinking, served.chat.variables)
+        use = tool_use_of(turn, served.tokens.controls)
+        conversation = Conversation(
+            messages=turn.messages,
+            tools=use.tools,
+            template_kwargs={**_kwargs_of(turn), **thinking.template_kwargs},
+            continues=_continues(turn),
+        )
+        reply = ReplyFormat(
+            stops=stops_of(turn.stop),
+            tools=None if use.tools is None else tuple(use.tools),
+            grammar=use.grammar,
+            max_thought_tokens=thinking.max_tokens,
+        )
+        generation = _generation(turn, served, render(conversation, served), reply)
+    return ComposedTurn(turn, conversation, generation)
+
+
+def render(conversation: Conversation, served: Served) -> RenderedPrompt:
+    """The prompt; one that is longer than the context is refused."""
+    return served.chat.render(
+        conversation.messages,
+        tools=conversation.tools,
+        template_kwargs=conversation.template_kwargs,
+        continue_final=conversation.continues,
+        max_tokens=served.info.context_length,
+    )
+
+
+def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
+    """The stop strings; empty ones stop nothing."""
+    return tuple(dict.fromkeys(text for text in stop if text))
+
+
+def _generation(turn: Turn, served: Served, prompt: RenderedPrompt, reply: ReplyFormat) -> GenerationRequest:
+    return GenerationRequest(
+        id=turn.id,
+        slot=CrossTurnSlotId.for_session(turn.tenant, turn.session),
+        tenant=turn.tenant,
+        prompt=prompt,
+        max_tokens=served.room_for(len(prompt.ids), turn.max_tokens),
+        sampling=sampling_params(turn.sampling, served.sampling, vocab_size=served.info.vocab_size),
+        reply=reply,
+        n_replies=turn.n,
+        top_logprobs=turn.top_logprobs,
+    )
+
+
+def _check_kwargs(turn: Turn) -> None:
+    overridden = [name for name in RESERVED_KWARGS if name in turn.chat_template_kwargs]
+    if overridden:
+        raise InputError(
+            f"'chat_template_kwargs' may not set '{overridden[0]}'.",
+            param=f"chat_template_kwargs.{overridden[0]}",
+        )
+
+
+def _kwargs_of(turn: Turn) -> dict[str, object]:
+    """What the request tells its template beyond the turn's attributes; None is absent."""
+    return {name: value for name, value in turn.chat_template_kwargs.items() if value is not None}
+
+
+def _continues(turn: Turn) -> bool:
+    """Whether the reply goes on writing the last message, which then is the assistant's."""
+    if not turn.messages:
+        return False  # rendering says that there must be one
+    last = turn.messages[-1]
+    where = f"messages[{len(turn.messages) - 1}]"
+    if last.get("role") != "assistant":
+        if turn.continues:
+            raise InputError("Only an assistant message can be continued.", param=where)
+        return False
+    if turn.continues is False:
+        raise InputError(
+            "The last message is the assistant's and is not to be continued: there is nothing to answer.",
+            param=where,
+        )
+    if last.get("tool_calls"):
+        raise InputError("The last message calls tools; send their results.", param=where)
+    return True

@@ -1,0 +1,108 @@
+"""What has become of a request so far: its replies put together from events, whatever dialect tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.events import Event, Finished, Planned, PlanReport, Progress
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call in the making; ``fragments`` join to the JSON of its arguments."""
+
+    id: str
+    name: str
+    fragments: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.fragments)
+
+
+@dataclass(slots=True)
+class Reply:
+    """One reply in the making."""
+
+    contents: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        """Grow by ``delta``."""
+        match delta:
+            case ContentDelta():
+                self.contents.append(delta.text)
+            case ReasoningDelta():
+                self.thoughts.append(delta.text)
+            case ToolCallStart():
+                self.calls.append(Call(delta.id, delta.name))
+            case ToolCallArguments():
+                self.calls[delta.index].fragments.append(delta.json_fragment)
+
+    @property
+    def content(self) -> str:
+        return "".join(self.contents)
+
+    @property
+    def thought(self) -> str:
+        return "".join(self.thoughts)
+
+    def message(self) -> dict[str, Any]:
+        """The assistant's message, as it would stand in the next turn's ``messages``."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.thoughts:
+            message["reasoning_content"] = self.thought
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.calls
+            ]
+        return message
+
+
+class Replies:
+    """The ``n`` replies of a request, the plans of its prompts, and how the replies ended."""
+
+    def __init__(self, n: int = 1) -> None:
+        self._replies = [Reply() for _ in range(n)]
+        self.plans: list[PlanReport] = []
+        self.finished: dict[int, Finished] = {}
+
+    def __getitem__(self, index: int) -> Reply:
+        return self._replies[index]
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def take_in(self, event: Event) -> None:
+        """Note what ``event`` tells."""
+        match event:
+            case Planned():
+                self.plans.append(event.report)
+            case Progress():
+                for delta in event.deltas:
+                    self._replies[event.index].add(delta)
+            case Finished():
+                self.finished[event.index] = event
+
+    @property
+    def ends(self) -> list[Finished]:
+        """The ends so far, in the order of the replies."""
+        return [self.finished[index] for index in sorted(self.finished)]
+
+    @property
+    def is_complete(self) -> bool:
+        """Every reply has ended."""
+        return len(self.finished) == len(self._replies)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every reply came to its own end, none was cut by its length."""
+        return self.is_complete and all(end.reason != "length" for end in self.finished.values())

@@ -1,0 +1,140 @@
+"""A turn is no dialect's: errors are renamed, frames may have names, replies are put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from model.errors import InputError
+from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.events import Finished, Progress
+from server.http.stream import EventStream, Frame
+from server.settings import Settings
+from server.turn.compose import compose
+from server.turn.names import renamed
+from server.turn.reply import Replies
+from server.turn.turn import Thinking, ToolChoice, Turn
+from tests.fakes.fake_engine import FakeChat, fake_served
+
+HI = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("param", "told"),
+    [
+        ("messages[1].content", "input[0].content"),
+        ("messages[10].content", "messages[10].content"),
+        ("messages[0]", "instructions"),
+        ("response_format", "text.format"),
+        ("response_formats", "response_formats"),
+    ],
+)
+def test_an_error_names_the_field_as_the_dialect_does(param: str, told: str) -> None:
+    names = {"messages[0]": "instructions", "messages[1]": "input[0]", "response_format": "text.format"}
+    error = renamed(InputError(f"'{param}' is wrong.", param=param, code="c"), names)
+    assert (error.message, error.param, error.code) == (f"'{told}' is wrong.", told, "c")
+
+
+def test_composing_raises_the_dialects_names() -> None:
+    turn = Turn(
+        id="t",
+        messages=[HI],
+        tools=[TOOL],
+        tool_choice=ToolChoice(mode="required", names=("f", "g")),
+        names={"tool_choice.names[1]": "tool_choice.name"},
+    )
+    with pytest.raises(InputError, match=r"'tool_choice.name' names 'g'") as caught:
+        compose(turn, fake_served(), Settings())
+    assert caught.value.param == "tool_choice.name"
+
+
+def test_a_turn_says_in_any_way_whether_to_think() -> None:
+    for thinking, told in (
+        (Thinking(enabled=True), True),
+        (Thinking(enabled=False, effort="high"), False),
+        (Thinking(effort="none"), False),
+        (Thinking(effort="low"), True),
+        (Thinking(), None),
+    ):
+        served = fake_served()
+        compose(Turn(id="t", messages=[HI], thinking=thinking), served, Settings())
+        assert isinstance(served.chat, FakeChat)
+        assert served.chat.renders[-1]["template_kwargs"].get("enable_thinking") is told
+
+
+def test_replies_are_put_together_from_events() -> None:
+    replies = Replies(2)
+    for event in (
+        Progress(0, (ReasoningDelta("Hm"), ContentDelta("Yes"))),
+        Progress(
+            1, (ToolCallStart(0, "call_1", "f"), ToolCallArguments(0, '{"a":'), ToolCallArguments(0, "1}"))
+        ),
+        Finished(1, "tool_calls", n_tokens=3, n_reasoning_tokens=0),
+        Finished(0, "stop", n_tokens=3, n_reasoning_tokens=1),
+    ):
+        replies.take_in(event)
+    assert replies.is_whole
+    assert [end.index for end in replies.ends] == [0, 1]
+    assert replies[0].message() == {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    assert replies[1].message()["tool_calls"] == [call]
+
+
+def test_a_frame_has_a_name_where_the_dialect_gives_one() -> None:
+    assert Frame({"a": "é"}).encode() == 'data: {"a":"é"}\n\n'.encode()
+    assert Frame({"a": 1}, "ping").encode() == b'event: ping\ndata: {"a":1}\n\n'
+
+
+def test_h5_what_clients_take_for_a_line_end_is_escaped() -> None:
+    told = Frame({"a": "1\u2028 2\u2029 3\x85"}).encode().decode()
+    assert told == 'data: {"a":"1\\u2028 2\\u2029 3\\u0085"}\n\n'
+    assert len(told.splitlines()) == 2
+
+
+class _Manners:
+    """Streams that end without a mark and tell errors by name."""
+
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
+    last = b""
+
+    def failure(self, error: Exception) -> list[Frame]:
+        return [Frame({"message": str(error)}, "error")]
+
+
+def test_a_stream_keeps_alive_fails_and_ends_as_its_dialect_does() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        pinged = asyncio.Event()
+
+        async def frames() -> AsyncGenerator[Frame, None]:
+            await pinged.wait()
+            yield Frame({"n": 1}, "delta")
+            raise InputError("oh")
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message.get("body") == _Manners.keep_alive:
+                pinged.set()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        stream = EventStream(frames(), _Manners(), headers={}, keep_alive_s=0.001, stall_s=9)
+        await stream({"type": "http"}, receive, send)
+
+    asyncio.run(run())
+    start, *bodies = sent
+    assert start["status"] == 200
+    told = [body["body"] for body in bodies if body["body"] != _Manners.keep_alive]
+    assert len(told) < len(bodies)
+    assert told == [
+        b'event: delta\ndata: {"n":1}\n\n',
+        b'event: error\ndata: {"message":"oh"}\n\n',
+        b"",
+    ]
+    assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
