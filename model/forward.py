@@ -228,7 +228,8 @@ def _head(model: nn.Module, config: ModelConfig) -> nn.Module:
         tied = nn.Linear(1, 1, bias=False)
     elif type(embedding) is nn.QuantizedEmbedding:
         form = {"group_size": embedding.group_size, "bits": embedding.bits, "mode": embedding.mode}
-        tied = nn.QuantizedLinear(embedding.group_size, 1, bias=False, **form)
+        # A matrix of one group cannot be packed in every mode, and it is only there to be exchanged.
+        tied = nn.QuantizedLinear(2 * embedding.group_size, 1, bias=False, **form)
     else:
         return _Tied(embedding)
     for name in ("weight", "scales", "biases"):

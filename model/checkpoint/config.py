@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from model.checkpoint.rope import context_limit, rope_of
 from model.errors import CheckpointError
 
 LayerType = Literal["linear_attention", "full_attention"]
 Raw = dict[str, Any]
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-# What transformers takes when config.json leaves them out.
-_ROPE_THETA = 10_000.0
-_PARTIAL_ROTARY = 0.25
-_INTERVAL = 4
+_INTERVAL = 4  # what transformers takes when config.json leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,10 @@ class ModelConfig:
         layer_types: one per layer, in order.
         kv_dim: width of the keys (and of the values) of one token in one full-attention layer.
         conv_dim: width of the q, k, v rows that pass the convolution of one GDN layer.
-        max_context: tokens the model was made for (``max_position_embeddings``).
+        max_context: tokens the model was made for (``max_position_embeddings``), or is stretched to by
+            the scaling of its positions (YaRN's factor times the original).
+        tie_word_embeddings: the output matrix is the embedding. From ``config.json`` alone this is a claim;
+            :func:`~model.checkpoint.load.load` settles it by the stored weights.
         eos_token_ids: ids that end a reply, from ``generation_config.json`` and ``config.json``.
         n_experts: 0 for a dense model.
         n_chosen: of the experts, those that each token passes.
@@ -118,7 +119,7 @@ def config_from(raw: Raw, generation: Raw | None = None) -> ModelConfig:
             key_head_dim=text["linear_key_head_dim"],
             value_head_dim=text["linear_value_head_dim"],
             conv_kernel=text["linear_conv_kernel_dim"],
-            max_context=text["max_position_embeddings"],
+            max_context=context_limit(text, rope),
             rope_theta=float(rope["rope_theta"]),
             partial_rotary_factor=float(rope["partial_rotary_factor"]),
             tie_word_embeddings=text["tie_word_embeddings"],
@@ -135,15 +136,15 @@ def text_arguments(raw: Raw) -> Raw:
 
     mlx-lm takes a default ``rope_theta`` when ``rope_parameters`` is absent, even if the older
     top-level ``rope_theta`` is there, and knows ``full_attention_interval`` but not ``layer_types``.
+
+    Raises:
+        CheckpointError: the positions' parameters contradict each other or are not supported.
     """
     text: Raw = dict(raw.get("text_config") or raw)
-    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
-    rope.setdefault("type", rope.get("rope_type", "default"))
-    rope.setdefault("rope_theta", text.get("rope_theta", _ROPE_THETA))
-    rope.setdefault("partial_rotary_factor", text.get("partial_rotary_factor", _PARTIAL_ROTARY))
-    text["rope_parameters"] = rope
-    # A vision-language config carries the flag at the top, a text-only one beside the other fields.
-    text["tie_word_embeddings"] = bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
+    text["rope_parameters"] = rope_of(text, raw)
+    # A vision-language config carries the flag at the top, a text-only one beside the other fields. Where
+    # both do and differ, the stored weights decide.
+    text["tie_word_embeddings"] = any(bool(part.get("tie_word_embeddings")) for part in (text, raw))
     types = text.get("layer_types")
     if types and "full_attention" in types:
         text["full_attention_interval"] = types.index("full_attention") + 1

@@ -5,20 +5,29 @@ The modules, quantised layers and LoRA come from mlx-lm; names, layouts and dtyp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 from mlx_lm.models import qwen3_5
-from mlx_lm.utils import load_adapters, load_model
+from mlx_lm.utils import load_adapters
 
 from model.backend import detect
 from model.blas import use_one_thread
 from model.checkpoint.config import ModelConfig, read_config, read_json, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint, hash_files
-from model.checkpoint.weights import Weights, canonical, parameters, without_leftovers
+from model.checkpoint.quantisation import declared_in, quantise_modules, without_fp8
+from model.checkpoint.shards import INDEX, Shards, read_shards
+from model.checkpoint.weights import (
+    canonical,
+    check_parameters,
+    parameters,
+    ties,
+    without_head,
+    without_leftovers,
+)
 from model.errors import CheckpointError
 from model.forward import Forward
 
@@ -42,14 +51,15 @@ def load(
     """
     backend = detect()
     config = read_config(path)
-    _check_shards(path)
-    model = _load_modules(path, config)
+    shards = read_shards(path)
+    model, tied = _filled_modules(path, config, shards)
+    config = replace(config, tie_word_embeddings=tied)
     if adapter_path is not None:
         _load_adapter(model, adapter_path)
     compute = _cast(model, dtype or backend.dtype)
     mx.eval(model.parameters())
     fingerprint = ModelFingerprint(
-        model=hash_files([path / "config.json", *path.glob("*.safetensors")]),
+        model=hash_files([path / "config.json", *shards.files]),
         adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
         dtype=str(compute).removeprefix("mlx.core."),
         kv_bits=_checked_bits(kv_bits, config),
@@ -61,39 +71,32 @@ def load(
     return forward
 
 
-class _TextOnly(qwen3_5.Model):
-    """mlx-lm's modules, dense or MoE, filled through our naming of the weights."""
-
-    def sanitize(self, weights: Weights) -> Weights:
-        tied = self.language_model.args.tie_word_embeddings
-        return without_leftovers(canonical(weights, tied=tied), parameters(self))
-
-
-class _Arguments:
-    @staticmethod
-    def from_dict(raw: dict[str, Any]) -> qwen3_5.ModelArgs:
-        return qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text_arguments(raw))
-
-
-def _load_modules(path: Path, config: ModelConfig) -> nn.Module:
+def _filled_modules(path: Path, config: ModelConfig, shards: Shards) -> tuple[nn.Module, bool]:
+    """mlx-lm's modules, dense or MoE, with the stored weights in them, not yet evaluated; and whether the
+    output matrix is the embedding."""
+    raw = read_json(path / "config.json")
     try:
-        model, _ = load_model(path, lazy=True, get_model_classes=lambda **_: (_TextOnly, _Arguments))
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-        reason = _one_line(error)
-        raise CheckpointError(f"{path} cannot be loaded as {config.model_type}: {reason}") from error
-    return model
-
-
-def _check_shards(path: Path) -> None:
-    """A missing shard is named here: the loader would report every weight that was in it."""
-    if not any(path.glob("model*.safetensors")):
-        raise CheckpointError(f"{path} holds no model*.safetensors")
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        shards = set(read_json(index).get("weight_map", {}).values())
-        missing = sorted(shard for shard in shards if not (path / shard).exists())
-        if missing:
-            raise CheckpointError(f"{path} lacks {', '.join(missing)}")
+        declared = declared_in(raw, path)
+        weights = canonical(without_fp8(shards.load(), shards.tensors, declared.block))
+        tied = ties(weights, said=config.tie_word_embeddings)
+        if tied:
+            weights = without_head(weights)
+        text = text_arguments(raw) | {"tie_word_embeddings": tied}
+        model = qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text))
+        quantise_modules(model, weights, declared.formats)
+        expected = parameters(model)
+        weights = without_leftovers(weights, expected, config.n_layers)
+        check_parameters(weights, expected)
+        model.load_weights(list(weights.items()))
+    except CheckpointError as error:
+        hint = f" ({INDEX} does not list all that its files hold)" if shards.n_unlisted else ""
+        raise CheckpointError(f"{path} cannot be loaded: {error}{hint}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be loaded as {config.model_type}: {_one_line(error)}"
+        ) from error
+    model.eval()
+    return model, tied
 
 
 def _load_adapter(model: nn.Module, adapter_path: Path) -> None:
@@ -106,14 +109,14 @@ def _load_adapter(model: nn.Module, adapter_path: Path) -> None:
 
 
 def _cast(model: nn.Module, name: str | None) -> mx.Dtype:
-    """Bring floating weights to one dtype (None: the embedding's) and return it; A_log stays float32."""
-    embedding = model.language_model.model.embed_tokens
+    """Bring floating weights to one dtype (None: the last norm's) and return it; A_log stays float32.
+
+    A norm is never quantised: what it is stored in is what the model was trained to compute in, where an
+    embedding's scales may be bytes.
+    """
     if name is not None and name not in _DTYPES:
         raise CheckpointError(f"dtype {name!r} is not one of {', '.join(_DTYPES)}")
-    stored = (
-        embedding.scales.dtype if isinstance(embedding, nn.QuantizedEmbedding) else embedding.weight.dtype
-    )
-    dtype = _DTYPES[name] if name is not None else stored
+    dtype = _DTYPES[name] if name is not None else model.language_model.model.norm.weight.dtype
 
     def cast(key: str, w: mx.array) -> mx.array:
         if key.endswith(("A_log", "dt_bias", "global_scale")):

@@ -20,7 +20,7 @@ from model.errors import CheckpointError
 
 Weights = dict[str, mx.array]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("crossturn.model")
 
 _PREFIXES = (
     ("model.language_model.", "language_model.model."),
@@ -37,27 +37,59 @@ _SHIFTED_NORMS = (
     ".k_norm.weight",
     "language_model.model.norm.weight",
 )
+_HEAD = "language_model.lm_head."
+_EMBEDDING = "language_model.model.embed_tokens."
 _CONV = ".conv1d.weight"
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_OF_EXPERTS = re.compile(r"\.mlp\.experts\.")
 _EXPERT = re.compile(r"(.*\.mlp\.)experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _FUSED = re.compile(r"(.*\.mlp\.)experts\.(gate_up_proj|down_proj)(?:\.weight)?")
 
 
-def canonical(weights: Weights, *, tied: bool) -> Weights:
+def canonical(weights: Weights) -> Weights:
     """``weights`` under mlx-lm's names, norms shifted exactly once; vision and MTP weights left out.
 
     Args:
         weights: a whole checkpoint, all shards together.
-        tied: the output matrix is the embedding, so a stored ``lm_head`` is dropped.
 
     Raises:
         CheckpointError: the layout cannot be told, or experts are missing.
     """
     kept = _language_weights(weights)
-    if tied:
-        kept = {name: w for name, w in kept.items() if not name.startswith("language_model.lm_head.")}
     if _is_hugging_face(kept):
         kept = {name: _from_hugging_face(name, w) for name, w in kept.items()}
     return _stack_experts(kept)
+
+
+def ties(weights: Weights, *, said: bool) -> bool:
+    """Whether the output matrix is the embedding, for which the stored weights count more than a flag.
+
+    A head that is stored and differs from the embedding is what the model was trained with, whatever
+    ``config.json`` says; transformers decides the same.
+
+    Args:
+        weights: under mlx-lm's names.
+        said: ``tie_word_embeddings``.
+    """
+    head = _parts_of(_HEAD, weights)
+    if not said or not head:
+        return said
+    embedding = _parts_of(_EMBEDDING, weights)
+    same = head.keys() == embedding.keys() and all(
+        w.shape == embedding[part].shape and bool(mx.array_equal(w, embedding[part]))
+        for part, w in head.items()
+    )
+    if not same:
+        _log.warning(
+            "config.json ties the output matrix to the embedding, but a different lm_head is stored, "
+            "which is used"
+        )
+    return same
+
+
+def without_head(weights: Weights) -> Weights:
+    """``weights`` less a stored copy of the embedding."""
+    return {name: w for name, w in weights.items() if not name.startswith(_HEAD)}
 
 
 def parameters(module: nn.Module) -> Weights:
@@ -65,43 +97,97 @@ def parameters(module: nn.Module) -> Weights:
     return dict(tree_flatten(module.parameters()))
 
 
-def without_leftovers(weights: Weights, expected: Collection[str]) -> Weights:
-    """``weights`` less the names no module takes, which are reported once, all together.
+def without_leftovers(weights: Weights, expected: Collection[str], n_layers: int) -> Weights:
+    """``weights`` less the names that no module takes, which are reported once, all together.
 
     Args:
-        expected: parameter names of the unquantised model; the parts of a quantised matrix
-            (``scales``, ``biases``, ``global_scale``) are known by the ``weight`` beside them.
+        expected: names of the model's parameters.
+        n_layers: layers that ``config.json`` gives the model.
+
+    Raises:
+        CheckpointError: one of them belongs to a matrix that is used, or to a layer that config.json does
+            not count: without it the model would compute something else than what was stored.
     """
-    leftovers = sorted(
-        name for name in weights if name not in expected and not _is_quantised_part(name, expected)
-    )
+    leftovers = sorted(weights.keys() - expected)
+    stems = {name.removesuffix(".weight") for name in expected if name.endswith(".weight")}
+    for name in leftovers:
+        if _belongs_to(name, stems):
+            raise CheckpointError(
+                f"{name} is stored beside a matrix that is used, and what it does to it is not known: the "
+                "weights are quantised or laid out in a way that cannot be read"
+            )
+        if (match := _LAYER.search(name)) and int(match[1]) >= n_layers:
+            raise CheckpointError(f"config.json says num_hidden_layers {n_layers}, but {name} is stored")
     if leftovers:
         shown = ", ".join(leftovers[:8]) + (", ..." if len(leftovers) > 8 else "")
         _log.warning("%d weights of the checkpoint are not used: %s", len(leftovers), shown)
-    unused = set(leftovers)
-    return {name: w for name, w in weights.items() if name not in unused}
+    return {name: w for name, w in weights.items() if name in expected}
+
+
+def check_parameters(weights: Weights, expected: Weights) -> None:
+    """Every parameter is there, has its shape, and holds numbers that can be computed with.
+
+    Args:
+        expected: the model's parameters, those of quantised layers in their packed form.
+
+    Raises:
+        CheckpointError: the first that is not, by its name.
+    """
+    if missing := sorted(expected.keys() - weights.keys()):
+        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} others" if len(missing) > 4 else "")
+        raise CheckpointError(f"the weights lack {shown}")
+    for name, wanted in expected.items():
+        w = weights[name]
+        if w.shape != wanted.shape:
+            raise CheckpointError(
+                f"{name} has shape {list(w.shape)}, where config.json asks for {list(wanted.shape)}"
+            )
+        packed = f"{name.rpartition('.')[0]}.scales" in expected
+        if not packed and not mx.issubdtype(w.dtype, mx.floating):
+            stored = str(w.dtype).removeprefix("mlx.core.")
+            raise CheckpointError(
+                f"{name} is stored as {stored}: an unquantised matrix holds floating numbers"
+            )
+
+
+def ignored_kind(name: str) -> str | None:
+    """What a stored tensor is part of, if that is a tower or a head that a text server has no use for."""
+    return next((_IGNORED_PARTS[part] for part in name.split(".") if part in _IGNORED_PARTS), None)
+
+
+def renamed(name: str) -> str:
+    """A stored name under mlx-lm's prefixes."""
+    for old, new in _PREFIXES:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _parts_of(stem: str, weights: Weights) -> Weights:
+    """The pieces of one matrix (``weight``, and ``scales`` and ``biases`` where it is packed)."""
+    return {name.removeprefix(stem): w for name, w in weights.items() if name.startswith(stem)}
+
+
+def _belongs_to(name: str, stems: Collection[str]) -> bool:
+    """Whether a tensor stands beside a matrix of the model, as ``q_proj.weight_scale`` does."""
+    parts = name.split(".")
+    above = (".".join(parts[:n]) for n in range(1, len(parts)))
+    return any(stem in stems for stem in above) or _OF_EXPERTS.search(name) is not None
 
 
 def _language_weights(weights: Weights) -> Weights:
     kept: Weights = {}
     ignored: Counter[str] = Counter()
     for name, w in weights.items():
-        kind = next((_IGNORED_PARTS[part] for part in name.split(".") if part in _IGNORED_PARTS), None)
+        kind = ignored_kind(name)
         if kind is None:
-            kept[_renamed(name)] = w
+            kept[renamed(name)] = w
         else:
             ignored[kind] += 1
     if ignored:
         parts = " and ".join(f"{n} {kind} weights" for kind, n in sorted(ignored.items()))
         _log.info("the checkpoint's %s are ignored: this server reads and writes text", parts)
     return kept
-
-
-def _renamed(name: str) -> str:
-    for old, new in _PREFIXES:
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
 
 
 def _is_hugging_face(weights: Weights) -> bool:
@@ -147,8 +233,3 @@ def _split_fused(prefix: str, kind: str, w: mx.array) -> Iterable[tuple[str, mx.
         return [(f"{prefix}down_proj.weight", w)]
     gate, up = mx.split(w, 2, axis=-2)
     return [(f"{prefix}gate_proj.weight", gate), (f"{prefix}up_proj.weight", up)]
-
-
-def _is_quantised_part(name: str, expected: Collection[str]) -> bool:
-    stem, _, part = name.rpartition(".")
-    return part in {"scales", "biases", "global_scale"} and f"{stem}.weight" in expected

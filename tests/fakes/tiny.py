@@ -251,6 +251,35 @@ def write_4bit(path: Path, shape: TinyShape = DENSE, seed: int = 0) -> tuple[Pat
     return bits_path, float_path
 
 
+def write_quantised(
+    path: Path,
+    shape: TinyShape,
+    *,
+    mode: str = "affine",
+    group_size: int | None = None,
+    bits: int | None = None,
+) -> tuple[Path, Path]:
+    """What mlx-lm's converter makes of the checkpoint, and the same values written out beside it.
+
+    Returns:
+        The quantised checkpoint in its own words, and a plain one of the same matrices in float32.
+    """
+    import mlx.core as mx
+    from mlx_lm.utils import dequantize_model, load_model, quantize_model, save_config, save_model
+
+    for name, change in (("packed", None), ("plain", dequantize_model)):
+        model, config = load_model(write_mlx(path / "source", shape))
+        model, config = quantize_model(model, config, group_size, bits, mode)
+        if change is not None:
+            model = change(model)
+            model.apply(lambda w: w.astype(mx.float32) if mx.issubdtype(w.dtype, mx.floating) else w)
+            del config["quantization"], config["quantization_config"]
+        (path / name).mkdir()
+        save_model(path / name, model)
+        save_config(config, path / name / "config.json")
+    return path / "packed", path / "plain"
+
+
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Put the tokenizer and the chat template of one checkpoint into another."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def edit_config(path: Path, **fields: Any) -> None:
 def test_h01_vision_and_mtp_weights_are_ignored_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="model"):
+    with caplog.at_level(logging.INFO, logger="crossturn.model"):
         load(tiny.write_vlm(tmp_path))
     told = [record.message for record in caplog.records]
     assert told == [
@@ -47,7 +48,7 @@ def test_h01_unknown_leftovers_are_listed_once(tmp_path: Path, caplog: pytest.Lo
     arrays = load_file(path / "model.safetensors")
     extra = np.zeros(3, np.float32)
     save_file(arrays | {"model.rotary.inv_freq": extra, "model.extra": extra}, path / "model.safetensors")
-    with caplog.at_level(logging.INFO, logger="model"):
+    with caplog.at_level(logging.INFO, logger="crossturn.model"):
         load(path)
     assert len(caplog.records) == 1
     assert "2 weights" in caplog.records[0].message
@@ -126,6 +127,147 @@ def test_rope_theta_of_an_older_config_is_not_replaced_by_a_default(tmp_path: Pa
     edit_config(older, rope_parameters=None, rope_theta=10_000_000.0, partial_rotary_factor=0.25)
     assert read_config(older).rope_theta == 10_000_000.0
     assert np.array_equal(logits(load(older)), wanted)
+
+
+def test_l4_a_head_that_differs_from_the_embedding_is_used_whatever_the_configuration_ties(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    untied = replace(tiny.DENSE, tied=False)
+    wanted = logits(load(tiny.write_text(tmp_path / "untied", untied)))
+    path = tiny.write_text(tmp_path / "tied", untied)
+    edit_config(path, tie_word_embeddings=True)
+    with caplog.at_level(logging.WARNING, logger="crossturn.model"):
+        model = load(path)
+    assert np.array_equal(logits(model), wanted)
+    assert not model.config.tie_word_embeddings
+    assert ["a different lm_head is stored" in record.message for record in caplog.records] == [True]
+
+
+def test_l4_a_stored_copy_of_a_tied_embedding_is_dropped(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    wanted = logits(load(path))
+    arrays = load_file(path / "model.safetensors")
+    save_file(arrays | {"lm_head.weight": arrays["model.embed_tokens.weight"]}, path / "model.safetensors")
+    model = load(path)
+    assert model.config.tie_word_embeddings
+    assert np.array_equal(logits(model), wanted)
+
+
+def test_l4_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    edit_config(path, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"lack language_model\.lm_head\.weight"):
+        load(path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_l4_where_two_flags_differ_the_stored_head_decides(tied: bool, tmp_path: Path) -> None:
+    path = tiny.write_vlm(tmp_path, replace(tiny.DENSE, tied=tied))
+    wanted = logits(load(path))
+    edit_config(path, tie_word_embeddings=not tied)
+    assert np.array_equal(logits(load(path)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"num_hidden_layers": 3, "layer_types": None}, r"num_hidden_layers 3, but .*layers\.3\."),
+        ({"num_hidden_layers": 8, "layer_types": None}, r"the weights lack .*layers\.4\."),
+        (
+            {"vocab_size": 300},
+            r"embed_tokens\.weight has shape \[256, 64\], where config\.json asks for \[300",
+        ),
+        ({"intermediate_size": 64}, r"has shape"),
+        ({"attention_bias": True}, r"the weights lack .*bias"),
+        ({"linear_conv_kernel_dim": 3}, r"conv1d\.weight has shape"),
+        ({"hidden_size": "wide"}, r"cannot be loaded as qwen3_5_text"),
+    ],
+)
+def test_l4_a_configuration_that_contradicts_the_stored_weights_is_refused(
+    fields: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = tiny.write_text(tmp_path)
+    edit_config(path, **fields)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+ROPE = tiny.text_config(tiny.DENSE)["rope_parameters"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, 4096),
+        ({"max_position_embeddings": 32768, "rope_parameters": ROPE | YARN}, 131072),
+        ({"max_position_embeddings": 131072, "rope_parameters": ROPE | YARN}, 131072),
+        ({"max_position_embeddings": 32768, "rope_scaling": YARN}, 131072),
+        ({"max_position_embeddings": 32768, "rope_parameters": None, "rope_scaling": YARN}, 131072),
+        ({"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 2.5}}, 10240),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 8192),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}, 4096),
+    ],
+)
+def test_l6_the_limit_is_the_factor_times_the_original_where_positions_are_stretched(
+    fields: dict[str, Any], limit: int, tmp_path: Path
+) -> None:
+    path = tiny.write_text(tmp_path)
+    edit_config(path, **fields)
+    assert read_config(path).max_context == limit
+
+
+def test_l6_rope_scaling_beside_rope_parameters_turns_positions_as_inside_them(tmp_path: Path) -> None:
+    inside, beside, none = (tiny.write_text(tmp_path / name) for name in ("inside", "beside", "none"))
+    edit_config(inside, rope_parameters=ROPE | YARN)
+    edit_config(beside, rope_scaling=YARN)
+    found, wanted = logits(load(beside)), logits(load(inside))
+    assert np.array_equal(found, wanted)
+    assert not np.allclose(found, logits(load(none)), atol=1e-3)
+
+
+def test_l6_yarn_turns_and_scales_as_its_definition_says(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    edit_config(path, rope_parameters=ROPE | YARN | {"attention_factor": 1.3})
+    rope = load(path)._model.model.layers[3].self_attn.rope
+    dims, base = 8, 10_000_000.0
+    x = np.random.default_rng(0).standard_normal((1, 1, 1, 32)).astype(np.float32)
+    turned = np.array(rope(mx.array(x), offset=1000))[0, 0, 0]
+    rates = base ** (-np.arange(dims // 2) / (dims // 2))
+    bounds = [dims * np.log(32768 / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1)]
+    low, high = max(np.floor(bounds[0]), 0), min(np.ceil(bounds[1]), dims - 1)
+    stretched = np.clip((np.arange(dims // 2) - low) / (high - low), 0, 1)
+    angles = 1000 * (rates / 4 * stretched + rates * (1 - stretched))
+    a, b = x[0, 0, 0, :4], x[0, 0, 0, 4:8]
+    wanted = 1.3 * np.concatenate(
+        [a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)]
+    )
+    assert np.allclose(turned[:8], wanted, atol=2e-3)
+    assert np.array_equal(turned[8:], x[0, 0, 0, 8:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not one of"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not one of"),
+        ({"rope_scaling": {"type": "yarn"}}, "needs a factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, "needs a factor"),
+        ({"rope_scaling": YARN | {"truncate": False}}, "truncate"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is not an object"),
+        ({"rope_parameters": ROPE | YARN, "rope_scaling": YARN | {"factor": 2}}, r"contradict .*\(factor\)"),
+        ({"rope_parameters": ROPE | YARN, "rope_scaling": {"type": "linear", "factor": 4.0}}, "linear, yarn"),
+        ({"rope_scaling": {"rope_theta": 5.0}}, r"contradict each other \(rope_theta\)"),
+    ],
+)
+def test_l6_positions_that_cannot_be_turned_so_are_refused(
+    fields: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = tiny.write_text(tmp_path)
+    edit_config(path, **fields)
+    with pytest.raises(CheckpointError, match=told):
+        read_config(path)
 
 
 def test_stop_tokens_come_from_both_configs(tmp_path: Path) -> None:
