@@ -6,15 +6,19 @@ only that request may touch. An entry's ids are always the ids that were fed, no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 from uuid import uuid4
 
-from cache.ids import TokenBuffer
+import numpy as np
+
+from cache.boundaries import PromptShape
 from cache.planner import (
     CrossTurnPrefixEntry,
     CrossTurnPrefixMetadata,
-    CrossTurnSlotId,
+    SlotKey,
+    TokenIds,
     checkpoint_survives_save,
 )
 from cache.ring import CheckpointRing
@@ -24,6 +28,60 @@ from cache.state import Checkpoint, SequenceState
 def new_lineage() -> str:
     """A name that no conversation has had, in any process."""
     return uuid4().hex
+
+
+class TokenBuffer:
+    """Token ids that grow at the end and can be cut: uint32 [n]."""
+
+    def __init__(self, ids: TokenIds | Iterable[int] = ()) -> None:
+        first = np.array(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.uint32)
+        self._ids: TokenIds = first
+        self._n = len(first)
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def view(self) -> TokenIds:
+        """The ids, without a copy; valid until the buffer is next changed."""
+        return self._ids[: self._n]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held, spare room included."""
+        return int(self._ids.nbytes)
+
+    def append(self, token: int) -> bool:
+        """Add one id; returns whether that took more memory."""
+        has_grown = self._n == len(self._ids) and self._reserve(1)
+        self._ids[self._n] = token
+        self._n += 1
+        return has_grown
+
+    def extend(self, ids: TokenIds | Iterable[int]) -> None:
+        """Add ids in order."""
+        new = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, dtype=np.uint32)
+        self._reserve(len(new))
+        self._ids[self._n : self._n + len(new)] = new
+        self._n += len(new)
+
+    def truncate(self, n: int) -> None:
+        """Forget the ids from ``n`` on."""
+        assert 0 <= n <= self._n
+        self._n = n
+
+    def copy(self, n: int) -> TokenBuffer:
+        """A buffer of its own with the first ``n`` ids."""
+        return TokenBuffer(self.view[:n])
+
+    def _reserve(self, n_more: int) -> bool:
+        needed = self._n + n_more
+        if needed <= len(self._ids):
+            return False
+        grown = np.empty(max(needed, len(self._ids) * 5 // 4, 64), dtype=np.uint32)
+        grown[: self._n] = self.view
+        self._ids = grown
+        return True
 
 
 Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
@@ -49,7 +107,6 @@ class Conversation:
         number: unique in the store, in order of creation.
         lineage: names the conversation for as long as it goes on, across restarts too.
         slot: whose memory it is.
-        tenant: whose slot it is.
         metadata: what the state was computed with.
         ids: what was fed.
         ring: earlier states to go back to.
@@ -62,8 +119,7 @@ class Conversation:
 
     number: int
     lineage: str
-    slot: CrossTurnSlotId
-    tenant: str | None
+    slot: SlotKey
     metadata: CrossTurnPrefixMetadata
     ids: TokenBuffer
     ring: CheckpointRing
@@ -84,11 +140,10 @@ class Conversation:
     def prefix(self, gdn_snapshot_len: int) -> CrossTurnPrefixEntry:
         """This conversation as the planner sees it, its recurrent state at ``gdn_snapshot_len``."""
         return CrossTurnPrefixEntry(
-            slot_id=self.slot,
+            slot_id=self.slot.id,
             metadata=self.metadata,
             token_ids=self.ids.view,
             represented_len=len(self.ids),
-            kv=None,
             gdn_snapshot_len=gdn_snapshot_len,
         )
 
@@ -128,7 +183,7 @@ class Entry(Conversation):
         self.state.restore(self.ring.at(length))
         self.forget_after(length)
 
-    def copy(self, number: int, slot: CrossTurnSlotId, now: float) -> Entry:
+    def copy(self, number: int, slot: SlotKey, now: float) -> Entry:
         """The same conversation under another slot: nothing is shared, only the end is kept."""
         return replace(
             self,
@@ -170,6 +225,44 @@ class RunningEntry(Conversation):
 
     def __post_init__(self) -> None:
         self._n_state_bytes = self.state.n_bytes
+
+    @classmethod
+    def begin(
+        cls,
+        number: int,
+        now_s: float,
+        *,
+        slot: SlotKey,
+        metadata: CrossTurnPrefixMetadata,
+        parts: Parts,
+        shape: PromptShape,
+        keep: frozenset[int],
+        moved: Entry | None = None,
+    ) -> RunningEntry:
+        """What a request starts with.
+
+        Args:
+            parts: stand after the ids that are reused.
+            shape: of the prompt; one that says nothing keeps what is known of the entry that moves.
+            keep: positions that the ring must not thin.
+            moved: the entry that goes on; None where the conversation is a new one.
+        """
+        ids, ring, state = parts
+        known = moved if shape == PromptShape() else None
+        return cls(
+            number=number,
+            lineage=new_lineage() if moved is None else moved.lineage,
+            slot=slot,
+            metadata=metadata,
+            ids=ids,
+            ring=ring,
+            keep=keep,
+            next_points=shape.shared_points if known is None else known.next_points,
+            system_end=shape.system_end if known is None else known.system_end,
+            created_at=now_s if moved is None else moved.created_at,
+            n_hits=0 if moved is None else moved.n_hits + 1,
+            live=state,
+        )
 
     @property
     def state(self) -> SequenceState:
@@ -254,7 +347,7 @@ class RunningEntry(Conversation):
         return self.prefix(gdn_snapshot_len=-1)
 
 
-def copied(source: Entry | RunningEntry, slot: CrossTurnSlotId, n: int) -> Parts:
+def copied(source: Entry | RunningEntry, slot: SlotKey, n: int) -> Parts:
     """Copies of what ``source`` has of its first ``n`` ids, one of its ring's lengths, for ``slot``."""
     state = source.fork_state(source.ring.at(n))
     # A checkpoint is a value: forks within a slot hold the same ones. Slots share none, ever.

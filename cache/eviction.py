@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cache.entry import Conversation, Entry, RunningEntry
-from cache.ledger import Ledger
 from cache.ring import weakest
-from cache.slots import Assessment, Slot
+from cache.slots import Assessment, Ledger, Slot
 
 ROLLBACK_RATE = 0.02
 """Share of requests that go back behind the newest checkpoint: 114 of 6,272 in recorded sessions."""

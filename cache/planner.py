@@ -54,6 +54,26 @@ CrossTurnSlotId.DEFAULT = CrossTurnSlotId(0)
 
 
 @dataclass(frozen=True, slots=True)
+class SlotKey:
+    """Whose memory it is: one slot of one tenant.
+
+    Nothing is found, copied or deleted by a slot's id alone: ids are no secret, they stand in replies
+    and logs.
+    """
+
+    tenant: str | None
+    id: CrossTurnSlotId
+
+    @classmethod
+    def for_session(cls, tenant: str | None, session_key: str | None) -> SlotKey:
+        """The slot of ``session_key`` within ``tenant``."""
+        return cls(tenant, CrossTurnSlotId.for_session(tenant, session_key))
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterId:
     """Names the LoRA adapter in force by its content (64 bits); BASE is the model alone."""
 
@@ -101,17 +121,6 @@ class CrossTurnPrefixMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class KvPrefixHandle:
-    """What the full-attention layers hold of a prefix: a description, not the buffers."""
-
-    represented_len: int
-    num_full_attention_layers: int
-    kv_dim: int
-    max_cache_len: int
-    kv_dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class CrossTurnPrefixEntry:
     """One retained prefix as the planner sees it.
 
@@ -120,7 +129,6 @@ class CrossTurnPrefixEntry:
         metadata: what its state was computed with.
         token_ids: uint32 [n], the ids that were fed.
         represented_len: tokens that the KV rows stand for.
-        kv: the KV rows' description; None where the caller does not keep one.
         gdn_snapshot_len: tokens that the recurrent state stands for.
     """
 
@@ -128,7 +136,6 @@ class CrossTurnPrefixEntry:
     metadata: CrossTurnPrefixMetadata
     token_ids: TokenIds
     represented_len: int
-    kv: KvPrefixHandle | None
     gdn_snapshot_len: int
 
 

@@ -1,26 +1,72 @@
-"""Finds, among many entries, the one that saves a prompt the most work. Looks only, changes nothing."""
+"""Chooses, among many entries, the one that saves a prompt the most work, and how it is used.
+
+Looks only, changes nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from cache.boundaries import MERGE_TOKENS, PromptShape, choose_captures
-from cache.choice import Choice, Origin, diverged_at
 from cache.entry import Entry, RunningEntry
 from cache.planner import (
     CrossTurnPrefixMetadata,
-    CrossTurnSlotId,
+    ExactAppend,
     PrefixRestorePlan,
     ReplayFromCheckpoint,
+    SlotKey,
     TokenIds,
     plan_prefix_reuse,
 )
 
 MIN_FORK_TOKENS = 32
 """A tail shorter than this is not worth a copy: feeding it again costs less."""
+
+Origin = Literal["none", "slot", "running", "shared"]
+"""Where the reused ids come from: nowhere, an entry at rest of the slot, a request of the slot that
+still runs, or the system and tools block of another slot of the tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the store chose for one prompt. Valid until the store is next changed.
+
+    Attributes:
+        slot: the request's slot.
+        prompt_ids: uint32 [n], the ids to stand for.
+        shape: the prompt's boundaries.
+        plan: what is reused.
+        origin: where from.
+        forks: True when the entry stays whole and its prefix is copied, False when it moves.
+        diverged_at: the position of the first id that differs from the entry's; None when none does.
+        parted_at: where a state is kept because the prompt left its source there, or hardly after,
+            although the next turn of that conversation would not have: the next prompt may part there
+            again (a clock in the system prompt). None where it went on as expected.
+        begins_inside_last_message: whether the entry ends past the start of the last user message, of
+            which it knows no more than the header (it was read ahead): an edit of that message goes
+            back to the entry's end.
+        captures: positions to keep a state at while the rest is fed, ascending.
+        keep: positions that the ring must not thin while this prompt is the conversation's last.
+        source: the entry that is reused or, in a full refill, the nearest one; None when the slot is
+            empty.
+    """
+
+    slot: SlotKey
+    prompt_ids: TokenIds = field(repr=False)
+    shape: PromptShape
+    plan: PrefixRestorePlan
+    origin: Origin
+    forks: bool
+    diverged_at: int | None
+    parted_at: int | None
+    begins_inside_last_message: bool
+    captures: tuple[int, ...]
+    keep: frozenset[int]
+    source: Entry | RunningEntry | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +93,11 @@ class Candidate:
         there would add nothing."""
         replays = isinstance(self.plan.mode, ReplayFromCheckpoint)
         return replays and position - self.plan.reusable_len < MERGE_TOKENS
+
+    def diverged_at(self, n_prompt: int) -> int | None:
+        """Where a prompt of ``n_prompt`` ids left the source, if both go on after the shared ids."""
+        shared = self.plan.shared_token_prefix_len
+        return shared if 0 < shared < min(self.plan.old_represented_len, n_prompt) else None
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -78,14 +129,19 @@ def foreign_candidates(
 ) -> Iterable[Candidate]:
     """What entries of the tenant's other slots could save of the system and tools block.
 
-    Only checkpoints up to ``system_end`` count: nothing of what a session said is ever shared.
+    Only checkpoints within both system blocks count, and a plan tells of the entry what is reused and
+    nothing more: how far the prompt agrees with what another session said is that session's secret.
     """
     for conversation in conversations:
-        lengths = [n for n in conversation.ring.lengths if n <= system_end]
+        within = min(system_end, conversation.system_end)
+        lengths = [n for n in conversation.ring.lengths if n <= within]
         if lengths:
             plan = plan_prefix_reuse(conversation.prefix(-1), metadata, prompt_ids, lengths)
             if plan.reusable_len > 0:
-                yield Candidate(conversation, plan, "shared")
+                n = plan.reusable_len
+                yield Candidate(
+                    conversation, replace(plan, shared_token_prefix_len=n, old_represented_len=n), "shared"
+                )
 
 
 def best(
@@ -124,35 +180,62 @@ def should_fork(candidate: Candidate, prompt_ids: TokenIds, system_end: int, *, 
 
 def choose(
     found: Candidate,
-    slot: CrossTurnSlotId,
+    slot: SlotKey,
     prompt_ids: TokenIds,
-    tenant: str | None,
     shape: PromptShape,
     *,
     free_bytes: int,
     max_captures: int,
 ) -> Choice:
     """What to do with ``found``: move or copy it, and where to keep states while the rest is fed."""
-    parted_at = diverged_at(found.plan, len(prompt_ids))
-    if parted_at is not None and found.expects(parted_at):
-        parted_at = None
-    elif parted_at is not None and found.is_held_near(parted_at):
-        parted_at = found.plan.reusable_len
+    plan, last_user = found.plan, shape.last_user_start
+    diverged_at = found.diverged_at(len(prompt_ids))
+    parted_at = _parted_at(found, diverged_at)
+    appends = isinstance(plan.mode, ExactAppend)
+    begins_inside = appends and last_user is not None and last_user < plan.reusable_len
+    forks = should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes)
+    keep = shape.keep
+    if parted_at is not None:
+        keep |= {parted_at}
+    if begins_inside:
+        keep |= {plan.reusable_len}
+    if found.source is not None and plan.reusable_len > 0 and not forks:
+        keep |= _still_kept(found.source, shape, plan.reusable_len)
     return Choice(
         slot=slot,
-        tenant=tenant,
         prompt_ids=prompt_ids,
         shape=shape,
-        plan=found.plan,
-        origin=found.origin if found.plan.reusable_len > 0 else "none",
-        forks=should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes),
+        plan=plan,
+        origin=found.origin if plan.reusable_len > 0 else "none",
+        forks=forks,
+        diverged_at=diverged_at,
         parted_at=parted_at,
+        begins_inside_last_message=begins_inside,
         captures=choose_captures(
             shape,
-            start=found.plan.suffix_start,
+            start=plan.suffix_start,
             end=len(prompt_ids),
             parted_at=parted_at,
             max_count=max_captures,
         ),
+        keep=keep,
         source=found.source,
     )
+
+
+def _parted_at(found: Candidate, diverged_at: int | None) -> int | None:
+    if diverged_at is None or found.expects(diverged_at):
+        return None
+    return found.plan.reusable_len if found.is_held_near(diverged_at) else diverged_at
+
+
+def _still_kept(moved: Entry | RunningEntry, shape: PromptShape, reusable_len: int) -> frozenset[int]:
+    """What the ring must go on keeping of an entry that moves: all, where nothing is known of the
+    prompt's shape; else what lies behind the last user message, if that is the same: it may yet be
+    answered anew, though the reply has been read ahead of the next turn."""
+    if shape == PromptShape():
+        return moved.keep
+    last_user = shape.last_user_start
+    if last_user is None:
+        return frozenset()
+    return frozenset(p for p in moved.keep if last_user < p <= reusable_len)

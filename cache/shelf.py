@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
-from cache.counters import Counters
-from cache.disk import DiskTier
-from cache.entry import Entry
+from cache.disk.tier import DiskTier, NoDisk
+from cache.entry import Entry, RunningEntry
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
-from cache.ledger import Ledger
-from cache.nodisk import NoDisk
-from cache.planner import CrossTurnSlotId
-from cache.slots import Slot
+from cache.planner import SlotKey
+from cache.slots import Ledger, Slot
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened in the cache since it was made, in events and tokens; all of them only grow."""
+
+    n_requests: int = 0
+    n_hits: int = 0
+    n_forks: int = 0
+    n_saves: int = 0
+    n_drops: int = 0
+    n_evicted_entries: int = 0
+    n_evicted_checkpoints: int = 0
+    n_prompt_tokens: int = 0
+    n_reused_tokens: int = 0
+
+    def count_request(self, n_prompt: int, n_reused: int) -> None:
+        """A prompt of ``n_prompt`` tokens of which ``n_reused`` need not be fed."""
+        self.n_requests += 1
+        self.n_hits += n_reused > 0
+        self.n_prompt_tokens += n_prompt
+        self.n_reused_tokens += n_reused
 
 
 class Shelf:
@@ -40,7 +60,7 @@ class Shelf:
         self._clock = clock
         self._choose_victim = choose_victim
         self._disk = disk
-        self._slots: dict[CrossTurnSlotId, Slot] = {}
+        self._slots: dict[SlotKey, Slot] = {}
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -52,18 +72,14 @@ class Shelf:
         for slot in self._slots.values():
             yield from slot
 
-    def entries_of(self, slot_id: CrossTurnSlotId, tenant: str | None) -> tuple[Entry, ...]:
+    def entries_of(self, key: SlotKey) -> tuple[Entry, ...]:
         """What the slot has at rest, oldest first."""
-        slot = self._slots.get(slot_id)
-        if slot is None:
-            return ()
-        assert slot.tenant == tenant, "a slot belongs to one tenant"
-        return tuple(slot)
+        return tuple(self._slots.get(key, ()))
 
     def publish(self, entry: Entry) -> None:
         """Put ``entry`` to rest in its slot, beside the others or in place of those it contains."""
         entry.check()
-        slot = self._slots.setdefault(entry.slot, Slot(entry.slot, entry.tenant))
+        slot = self._slots.setdefault(entry.slot, Slot(entry.slot))
         slot.add(entry)
         self.ledger.add(entry)
         for other in slot:
@@ -103,7 +119,7 @@ class Shelf:
             assert 0 < len(slot) <= self._max_entries_per_slot
             for entry in slot:
                 entry.check()
-                assert (entry.slot, entry.tenant) == (slot.id, slot.tenant)
+                assert entry.slot == slot.key
 
     def _absorb(self, longer: Entry, shorter: Entry) -> None:
         """Let ``shorter``, a prefix of ``longer``, go; what one can go back to in it stays."""
@@ -131,3 +147,28 @@ class Shelf:
             self._slots[victim.entry.slot].assessments = None
             self.ledger.release(victim.entry.ring.remove(victim.checkpoint))
             self._counters.n_evicted_checkpoints += 1
+
+
+def check_all(
+    conversations: Collection[Entry | RunningEntry], *, n_counted_bytes: int, budget_bytes: int
+) -> None:
+    """Assert that nothing is shared that must not be, and that every byte is counted.
+
+    Args:
+        conversations: all that rest or run.
+        n_counted_bytes: what the store believes they hold.
+        budget_bytes: what they may hold while anything rests.
+    """
+    states = [id(c.state) for c in conversations if not c.is_lent]
+    assert len(states) == len(set(states)), "two entries share a state"
+    slots_of: dict[int, set[SlotKey]] = {}
+    for c in conversations:
+        for checkpoint in c.ring.checkpoints:
+            slots_of.setdefault(id(checkpoint), set()).add(c.slot)
+    assert all(len(slots) == 1 for slots in slots_of.values()), "two slots share a checkpoint"
+    rings = {id(p): p.n_bytes for c in conversations for p in c.ring.checkpoints}
+    n_held_bytes = sum(c.n_own_bytes for c in conversations) + sum(rings.values())
+    assert n_held_bytes == n_counted_bytes, f"{n_counted_bytes} bytes counted, {n_held_bytes} held"
+    assert n_held_bytes <= budget_bytes or all(isinstance(c, RunningEntry) for c in conversations), (
+        "over the budget although something rests"
+    )

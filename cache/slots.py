@@ -1,12 +1,13 @@
-"""Slots: the private memories, each with the few conversations it keeps."""
+"""Slots: the private memories, each with the few conversations it keeps, and the bytes they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cache.entry import Entry, RunningEntry
-from cache.planner import CrossTurnSlotId, longest_common_token_prefix
+from cache.entry import Conversation, Entry, RunningEntry
+from cache.planner import SlotKey, longest_common_token_prefix
+from cache.state import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,13 @@ class Assessment:
 class Slot:
     """One session's entries at rest, in order of saving.
 
-    A slot belongs to one tenant for good: its id is derived from the tenant.
-
     Attributes:
+        key: whose they are.
         assessments: of all its entries, until something in it changes: ages pass, they stay.
     """
 
-    def __init__(self, slot_id: CrossTurnSlotId, tenant: str | None) -> None:
-        self.id = slot_id
-        self.tenant = tenant
+    def __init__(self, key: SlotKey) -> None:
+        self.key = key
         self.assessments: tuple[Assessment, ...] | None = None
         self._entries: dict[int, Entry] = {}
 
@@ -46,8 +45,7 @@ class Slot:
 
     def add(self, entry: Entry) -> None:
         """Take ``entry`` in and learn what it shares with the others."""
-        assert entry.slot == self.id
-        assert entry.tenant == self.tenant
+        assert entry.slot == self.key
         self.assessments = None
         entry.shared_with = {}
         for other in self._entries.values():
@@ -68,9 +66,70 @@ class Slot:
         return len(entry) - max(entry.shared_with.values(), default=0)
 
 
+class Ledger:
+    """Counts the bytes of the entries at rest, exactly, and of each checkpoint once.
+
+    Forks within a slot share the checkpoints before the point they part at, so bytes are counted by
+    object: the last holder's departure frees them.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._holders: dict[int, int] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Count ``entry`` with its ring."""
+        self.n_bytes += entry.n_own_bytes
+        for checkpoint in entry.ring.checkpoints:
+            self.hold(checkpoint)
+
+    def remove(self, entry: Entry) -> None:
+        """Stop counting ``entry`` with its ring."""
+        self.n_bytes -= entry.n_own_bytes
+        for checkpoint in entry.ring.checkpoints:
+            self.release(checkpoint)
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """Count one more holder of ``checkpoint``."""
+        holders = self._holders.get(id(checkpoint), 0)
+        self._holders[id(checkpoint)] = holders + 1
+        if holders == 0:
+            self.n_bytes += checkpoint.n_bytes
+
+    def release(self, checkpoint: Checkpoint) -> None:
+        """Count one holder of ``checkpoint`` less."""
+        holders = self._holders.pop(id(checkpoint)) - 1
+        if holders > 0:
+            self._holders[id(checkpoint)] = holders
+        else:
+            self.n_bytes -= checkpoint.n_bytes
+
+    def freed_by(self, checkpoint: Checkpoint, *, is_counted: bool = True) -> int:
+        """Bytes that one holder less of ``checkpoint`` would free.
+
+        Args:
+            is_counted: whether that holder is one of the entries counted here.
+        """
+        others = self._holders.get(id(checkpoint), 0) - is_counted
+        return 0 if others > 0 else checkpoint.n_bytes
+
+    def beyond(self, conversations: Iterable[Conversation]) -> int:
+        """Bytes of the rings of ``conversations`` (not at rest) that are not counted here."""
+        seen: dict[int, int] = {}
+        for conversation in conversations:
+            for checkpoint in conversation.ring.checkpoints:
+                if id(checkpoint) not in self._holders:
+                    seen[id(checkpoint)] = checkpoint.n_bytes
+        return sum(seen.values())
+
+
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """One entry, for people: lengths in tokens, ages in seconds."""
+    """One entry, for people: lengths in tokens, ages in seconds.
+
+    Attributes:
+        n_bytes: bytes held; a checkpoint that several entries of the slot hold counts in the first one.
+    """
 
     number: int
     n_tokens: int
@@ -86,8 +145,7 @@ class EntryInfo:
 class SlotInfo:
     """One slot, for people."""
 
-    slot: CrossTurnSlotId
-    tenant: str | None
+    slot: SlotKey
     entries: tuple[EntryInfo, ...]
 
     @property
@@ -103,13 +161,15 @@ class SlotInfo:
 
 def describe(conversations: Iterable[Entry | RunningEntry], now: float) -> tuple[SlotInfo, ...]:
     """Group ``conversations`` by slot, for people; ``now`` in seconds of the store's clock."""
-    by_slot: dict[CrossTurnSlotId, list[EntryInfo]] = {}
-    tenants: dict[CrossTurnSlotId, str | None] = {}
+    by_slot: dict[SlotKey, list[EntryInfo]] = {}
+    counted: set[int] = set()
     for c in conversations:
+        fresh = [point for point in c.ring.checkpoints if id(point) not in counted]
+        counted.update(map(id, fresh))
         info = EntryInfo(
             number=c.number,
             n_tokens=len(c),
-            n_bytes=c.n_own_bytes + c.ring.n_bytes,
+            n_bytes=c.n_own_bytes + sum(point.n_bytes for point in fresh),
             checkpoints=c.ring.lengths,
             age_s=now - c.created_at,
             idle_s=0.0 if isinstance(c, RunningEntry) else now - c.used_at,
@@ -117,5 +177,4 @@ def describe(conversations: Iterable[Entry | RunningEntry], now: float) -> tuple
             running=isinstance(c, RunningEntry),
         )
         by_slot.setdefault(c.slot, []).append(info)
-        tenants[c.slot] = c.tenant
-    return tuple(SlotInfo(slot, tenants[slot], tuple(infos)) for slot, infos in by_slot.items())
+    return tuple(SlotInfo(slot, tuple(infos)) for slot, infos in by_slot.items())

@@ -1,7 +1,7 @@
-"""What the cache may know of a model's state: lengths, bytes, and how to go back.
+"""What the cache may know of a model's state: lengths, bytes, how to go back, and how to store it.
 
-The state is opaque here. ``model/state.py`` implements these protocols over MLX arrays; the tests
-and ``bench/replay.py`` implement them over integers. Nothing in ``cache/`` may look inside.
+The state is opaque here. ``model/state.py`` and ``model/codec.py`` implement these protocols over MLX
+arrays; the tests and ``bench/replay.py`` implement them over integers. Nothing in ``cache/`` may look inside.
 
 A state takes back only checkpoints of its own kind, which structural types cannot say: hence ``Any``
 where a checkpoint goes in.
@@ -9,7 +9,11 @@ where a checkpoint goes in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 
 class Checkpoint(Protocol):
@@ -52,3 +56,36 @@ class SequenceState(Protocol):
 
     def check(self) -> None:
         """Assert that every layer stands at :attr:`length` (invariant 1)."""
+
+
+Buffers = Mapping[str, npt.NDArray[np.generic]]
+"""Arrays by name, in memory of their own; kinds of numbers that numpy lacks go as integers."""
+
+
+class StateCodec(Protocol):
+    """Turns states into arrays and arrays into states, without loss."""
+
+    @property
+    def layout(self) -> str:
+        """Names the arrays' meaning; arrays of another layout must not be read."""
+
+    def rows(self, state: Any, start: int, end: int) -> Buffers:
+        """The KV rows of tokens [start, end)."""
+
+    def recurrent(self, checkpoint: Any) -> Buffers:
+        """The recurrent states of ``checkpoint``."""
+
+    def checkpoint(self, length: int, recurrent: Buffers) -> Checkpoint:
+        """What :meth:`recurrent` was taken from, at ``length`` tokens.
+
+        Raises:
+            ValueError: the arrays are not those of this model.
+        """
+
+    def state(self, checkpoint: Any, rows: Sequence[Buffers]) -> SequenceState:
+        """A state of its own at ``checkpoint``, from consecutive ``rows`` that begin at token 0 and
+        reach at least to the checkpoint.
+
+        Raises:
+            ValueError: the arrays are not those of this model.
+        """

@@ -10,25 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from cache import integrity, selection
+from cache import selection
 from cache.boundaries import PromptShape
-from cache.choice import Choice
-from cache.counters import Counters
-from cache.disk import DiskTier
-from cache.entry import Entry, Parts, RunningEntry, copied
+from cache.disk.manifest import Found
+from cache.disk.tier import DiskTier, NoDisk
+from cache.entry import Entry, Parts, RunningEntry, TokenBuffer, copied
 from cache.eviction import ChooseVictim, least_useful, least_useful_spare
-from cache.ids import TokenBuffer
-from cache.manifest import Found
-from cache.nodisk import NoDisk
 from cache.planner import (
     CrossTurnPrefixMetadata,
-    CrossTurnSlotId,
     FullRefill,
     ReplayFromCheckpoint,
+    SlotKey,
     TokenIds,
 )
 from cache.ring import CheckpointRing, RingLimits
-from cache.shelf import Shelf
+from cache.selection import Candidate, Choice
+from cache.shelf import Counters, Shelf, check_all
 from cache.slots import SlotInfo, describe
 from cache.state import SequenceState
 
@@ -88,19 +85,17 @@ class Store:
 
     def plan(
         self,
-        slot: CrossTurnSlotId,
+        slot: SlotKey,
         prompt_ids: TokenIds,
-        tenant: str | None = None,
         shape: PromptShape | None = None,
     ) -> Choice:
         """What to reuse for ``prompt_ids`` [n], n >= 1. Changes nothing."""
         assert len(prompt_ids) > 0, "a prompt has at least one token"
         shape = shape or PromptShape()
         return selection.choose(
-            self._find(slot, prompt_ids, tenant, shape),
+            self._find(slot, prompt_ids, shape),
             slot,
             prompt_ids,
-            tenant,
             shape,
             free_bytes=self.budget_bytes - self.n_bytes,
             max_captures=self._ring_limits.max_count,
@@ -112,20 +107,21 @@ class Store:
         source = choice.source
         moved: Entry | None = None
         if source is None or isinstance(choice.plan.mode, FullRefill):
-            ids, ring, state = TokenBuffer(), CheckpointRing(self._ring_limits), self._new_state()
+            parts: Parts = TokenBuffer(), CheckpointRing(self._ring_limits), self._new_state()
         elif choice.forks or isinstance(source, RunningEntry):
-            ids, ring, state = copied(source, choice.slot, choice.plan.reusable_len)
+            parts = copied(source, choice.slot, choice.plan.reusable_len)
             self.counters.n_forks += 1
         else:
-            ids, ring, state = self._moved(choice, source)
+            parts = self._moved(choice, source)
             moved = source
-        running = choice.begin(
+        running = RunningEntry.begin(
             self._next_number(),
             self._clock(),
+            slot=choice.slot,
             metadata=self.metadata,
-            ids=ids,
-            ring=ring,
-            state=state,
+            parts=parts,
+            shape=choice.shape,
+            keep=choice.keep,
             moved=moved,
         )
         assert running.state.length == len(running) == choice.plan.reusable_len
@@ -170,17 +166,19 @@ class Store:
 
     # -- disk -----------------------------------------------------------------------------------
 
-    def recall(self, slot: CrossTurnSlotId, prompt_ids: TokenIds, tenant: str | None = None) -> None:
+    def recall(self, slot: SlotKey, prompt_ids: TokenIds) -> None:
         """Before a plan: bring back from the disk what saves more than anything in memory does."""
+        tried: set[str] = set()
         while (found := self.disk.best(slot, prompt_ids)) is not None:
-            in_memory = self._find(slot, prompt_ids, tenant, PromptShape()).plan.reusable_len
+            in_memory = self._find(slot, prompt_ids, PromptShape()).plan.reusable_len
             if (
-                found.state.length < in_memory + MIN_RECALL_TOKENS
+                found.manifest.lineage in tried
+                or found.state.length < in_memory + MIN_RECALL_TOKENS
                 or self.disk.n_bytes_of(found) > self.budget_bytes
+                or self._bring_back(found)
             ):
                 return
-            if self._bring_back(found, tenant):
-                return
+            tried.add(found.manifest.lineage)
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -214,7 +212,7 @@ class Store:
     def check(self) -> None:
         """Assert all invariants over the whole store. For tests and debugging; walks everything."""
         self._shelf.check()
-        integrity.check(
+        check_all(
             tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self.budget_bytes
         )
 
@@ -222,11 +220,11 @@ class Store:
 
     def slots(self, tenant: str | None = None) -> tuple[SlotInfo, ...]:
         """The slots of ``tenant``; a server that knows no tenants has only those of None."""
-        return describe((c for c in self._conversations() if c.tenant == tenant), self._clock())
+        return describe((c for c in self._conversations() if c.slot.tenant == tenant), self._clock())
 
-    def delete(self, slot: CrossTurnSlotId, tenant: str | None = None) -> int:
+    def delete(self, slot: SlotKey) -> int:
         """Forget a slot's entries, those that still run as soon as they end; returns how many."""
-        resting = self._shelf.entries_of(slot, tenant)
+        resting = self._shelf.entries_of(slot)
         running = self._running_in(slot)
         for entry in resting:
             self._shelf.remove(entry)
@@ -234,14 +232,15 @@ class Store:
             runner.is_forgotten = True
         return max(len(resting) + len(running), self.disk.forget_slot(slot))
 
-    def fork(self, slot: CrossTurnSlotId, new_slot: CrossTurnSlotId, tenant: str | None = None) -> int:
+    def fork(self, slot: SlotKey, new_slot: SlotKey) -> int:
         """Copy what a slot has at rest under ``new_slot`` of the same tenant; returns how many entries."""
         assert slot != new_slot
+        assert slot.tenant == new_slot.tenant
         live = {c.lineage for c in self._conversations()}
         for found in self.disk.all_of(slot):
             if found.manifest.lineage not in live:
-                self._bring_back(found, tenant)
-        entries = self._shelf.entries_of(slot, tenant)
+                self._bring_back(found)
+        entries = self._shelf.entries_of(slot)
         for entry in entries:
             self._shelf.publish(entry.copy(self._next_number(), new_slot, self._clock()))
         self.enforce()
@@ -249,29 +248,29 @@ class Store:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _find(
-        self, slot: CrossTurnSlotId, prompt_ids: TokenIds, tenant: str | None, shape: PromptShape
-    ) -> selection.Candidate:
+    def _find(self, slot: SlotKey, prompt_ids: TokenIds, shape: PromptShape) -> Candidate:
         runners = [r for r in self._running_in(slot) if r.can_fork]
-        own = selection.own_candidates(
-            self._shelf.entries_of(slot, tenant), runners, self.metadata, prompt_ids
-        )
+        own = selection.own_candidates(self._shelf.entries_of(slot), runners, self.metadata, prompt_ids)
         found = selection.best(own, self.metadata, prompt_ids)
         if not self._share_prefixes or found.plan.reusable_len >= shape.system_end:
             return found
-        others = (c for c in self._conversations() if c.slot != slot and c.tenant == tenant and c.can_fork)
+        others = (
+            c
+            for c in self._conversations()
+            if c.slot.tenant == slot.tenant and c.slot != slot and c.can_fork
+        )
         foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
-        return selection.best((found, *foreign), self.metadata, prompt_ids)
+        # Of equal ones the slot's own is taken, whatever others hold.
+        return max((found, *foreign), key=lambda candidate: candidate.plan.reusable_len)
 
-    def _bring_back(self, found: Found, tenant: str | None) -> bool:
-        """Put a conversation from the disk to rest in memory; False when it is damaged."""
+    def _bring_back(self, found: Found) -> bool:
+        """Put a conversation from the disk to rest in memory; False when it cannot be read."""
         recalled = self.disk.read(found)
         if recalled is None:
             return False
         entry = recalled.as_entry(
             self._next_number(),
             self._clock(),
-            tenant=tenant,
             metadata=self.metadata,
             limits=self._ring_limits,
             goes_on=all(c.lineage != found.manifest.lineage for c in self._conversations()),
@@ -287,7 +286,7 @@ class Store:
             entry.cut(choice.plan.reusable_len)
         return entry.ids, entry.ring, entry.state
 
-    def _running_in(self, slot: CrossTurnSlotId) -> tuple[RunningEntry, ...]:
+    def _running_in(self, slot: SlotKey) -> tuple[RunningEntry, ...]:
         return tuple(r for r in self._running.values() if r.slot == slot)
 
     def _conversations(self) -> Iterator[Entry | RunningEntry]:

@@ -12,8 +12,16 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
-from cache.entry import Entry
-from cache.planner import CrossTurnSlotId, TokenIds, longest_common_token_prefix
+from cache.entry import Entry, TokenBuffer, new_lineage
+from cache.planner import (
+    CrossTurnPrefixMetadata,
+    CrossTurnSlotId,
+    SlotKey,
+    TokenIds,
+    longest_common_token_prefix,
+)
+from cache.ring import CheckpointRing, RingLimits
+from cache.state import Checkpoint, SequenceState
 
 SEGMENT_TOKENS = 512
 """Tokens whose KV rows share a file. Only the last, partial segment is written anew as a conversation
@@ -52,7 +60,7 @@ class Manifest:
     """
 
     lineage: str
-    slot: CrossTurnSlotId
+    slot: SlotKey
     ids: TokenIds
     rows: tuple[RowsFile, ...]
     states: tuple[StateFile, ...]
@@ -84,6 +92,53 @@ class Found:
         return self.state is self.manifest.states[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What was read back from the disk, on its way into memory.
+
+    Attributes:
+        found: the conversation, as far as it helps the prompt.
+        state: stands at ``found.state``.
+        checkpoints: earlier states, ascending.
+    """
+
+    found: Found
+    state: SequenceState
+    checkpoints: tuple[Checkpoint, ...]
+
+    def as_entry(
+        self,
+        number: int,
+        now_s: float,
+        *,
+        metadata: CrossTurnPrefixMetadata,
+        limits: RingLimits,
+        goes_on: bool,
+    ) -> Entry:
+        """The entry to put to rest.
+
+        Args:
+            goes_on: whether it is the conversation itself; False where that is cut, or goes on
+                elsewhere just now: then it becomes another one.
+        """
+        manifest = self.found.manifest
+        return Entry(
+            number=number,
+            lineage=manifest.lineage if goes_on and self.found.is_whole else new_lineage(),
+            slot=manifest.slot,
+            metadata=metadata,
+            ids=TokenBuffer(manifest.ids[: self.state.length]),
+            ring=CheckpointRing(limits, self.checkpoints),
+            keep=frozenset(manifest.keep),
+            next_points=manifest.next_points,
+            system_end=manifest.system_end,
+            created_at=now_s,
+            n_hits=0,
+            state=self.state,
+            used_at=now_s,
+        )
+
+
 def best_match(manifests: Iterable[Manifest], prompt_ids: TokenIds) -> Found | None:
     """Which of ``manifests`` saves ``prompt_ids`` [n] most; at least one id is left to feed."""
     best: Found | None = None
@@ -105,7 +160,7 @@ def describe(entry: Entry, fingerprint: str, on_disk: Container[str], now_unix_s
         now_unix_s: seconds since 1970.
     """
     n = len(entry)
-    rows, states = name_files(f"{fingerprint} {entry.slot}", entry.ids.view, (*entry.ring.lengths, n))
+    rows, states = name_files(f"{fingerprint} {entry.slot!r}", entry.ids.view, (*entry.ring.lengths, n))
     return Manifest(
         lineage=entry.lineage,
         slot=entry.slot,
@@ -125,7 +180,7 @@ def name_files(
     """The files of a conversation with ``ids`` [n] and states at ``lengths``, the last of them n.
 
     Args:
-        seed: what else the content depends on: model, slot.
+        seed: what else the content depends on, and whose it is: model, tenant, slot.
     """
     wanted = sorted(lengths)
     cuts = sorted({*range(0, len(ids), SEGMENT_TOKENS), len(ids), *wanted})
@@ -153,7 +208,7 @@ def from_facts(facts: dict[str, Any], ids: TokenIds) -> Manifest:
     """
     return Manifest(
         lineage=str(facts["lineage"]),
-        slot=CrossTurnSlotId(int(facts["slot"]["value"])),
+        slot=_slot_from(facts["slot"]),
         ids=ids,
         rows=tuple(RowsFile(**row) for row in facts["rows"]),
         states=tuple(StateFile(**state) for state in facts["states"]),
@@ -162,3 +217,8 @@ def from_facts(facts: dict[str, Any], ids: TokenIds) -> Manifest:
         system_end=int(facts["system_end"]),
         saved_unix_s=float(facts["saved_unix_s"]),
     )
+
+
+def _slot_from(facts: dict[str, Any]) -> SlotKey:
+    tenant = facts["tenant"]
+    return SlotKey(None if tenant is None else str(tenant), CrossTurnSlotId(int(facts["id"]["value"])))

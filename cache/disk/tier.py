@@ -1,6 +1,6 @@
 """The disk tier: conversations at rest, written behind, found again after a restart.
 
-A conversation is a :class:`~cache.manifest.Manifest` and the files it names; the manifest is written
+A conversation is a :class:`~cache.disk.manifest.Manifest` and the files it names; the manifest is written
 last, so whatever it names is there. Everything but the writing itself happens on the engine's thread, a
 file at a time, so that requests are not kept waiting.
 """
@@ -8,26 +8,20 @@ file at a time, so that requests are not kept waiting.
 from __future__ import annotations
 
 import logging
-import os
-import re
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO
 
-import numpy as np
-
-from cache import blob
-from cache.blob import DamagedBlobError
-from cache.codec import Buffers, StateCodec
+from cache.disk import blob
+from cache.disk.blob import DamagedBlobError
+from cache.disk.catalogue import Catalogue
+from cache.disk.files import Claim, Files
+from cache.disk.manifest import Found, Recalled, best_match, describe
+from cache.disk.writer import Writer
 from cache.entry import Entry
-from cache.files import Files, finished
-from cache.manifest import Found, Manifest, best_match, describe, from_facts, to_facts
-from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, TokenIds
-from cache.recalled import Recalled
-from cache.writer import Job, Writer
+from cache.planner import CrossTurnPrefixMetadata, SlotKey, TokenIds
+from cache.state import Buffers, StateCodec
 
 log = logging.getLogger("crossturn.cache")
 
@@ -35,15 +29,13 @@ _CATCH_UP_S = 0.01
 
 MANIFESTS, CONTENT = "conversations", "content"
 
-_NAME = re.compile(r"[0-9a-f]{32}")
-
 
 class DiskTier:
     """Owns one cache folder.
 
     Args:
         folder: the place; one process at a time may use it.
-        in_use: what :func:`cache.files.claim` gave for it; closed with the tier.
+        claim: what :func:`cache.disk.files.claim` gave for it; closed with the tier.
         max_bytes: what all files together may hold; the longest unused conversations go first.
         metadata: of the model that serves; conversations of another stay, unread.
         codec: states to arrays and back.
@@ -57,7 +49,7 @@ class DiskTier:
         self,
         folder: Path,
         *,
-        in_use: IO[str],
+        claim: Claim,
         max_bytes: int,
         metadata: CrossTurnPrefixMetadata,
         codec: StateCodec,
@@ -65,27 +57,30 @@ class DiskTier:
     ) -> None:
         for name in (MANIFESTS, CONTENT):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
-        self._in_use = in_use
+        self._claim = claim
         self.fingerprint = blake2b(f"{metadata!r} {codec.layout}".encode(), digest_size=16).hexdigest()
-        self._folder = folder
         self._codec = codec
         self._clock = clock
         self._writer = Writer()
         self._files = Files(folder / CONTENT, self._writer, max_bytes)
-        self._manifests: dict[str, Manifest] = {}
-        self._foreign: dict[str, Manifest] = {}
+        self._catalogue = Catalogue(folder / MANIFESTS, self._files, self._writer, self.fingerprint)
         self._writes: dict[str, Generator[None, None, None]] = {}
-        self._scan()
+        self._has_told = False
+        self._files.scan()
+        self._catalogue.scan()
+        self._files.delete_unneeded()
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all content files, those on their way included."""
+        self._writer.settle()
         return self._files.n_bytes
 
     @property
     def n_conversations(self) -> int:
         """Conversations that can be found again."""
-        return len(self._manifests)
+        self._writer.settle()
+        return len(self._catalogue)
 
     # -- writing behind -------------------------------------------------------------------------
 
@@ -114,6 +109,7 @@ class DiskTier:
 
     def step(self) -> bool:
         """Send one more file to the disk, or give it a moment to catch up; False when all is sent."""
+        self._writer.settle()
         if not self._writes:
             return False
         if self._files.is_congested:
@@ -137,10 +133,11 @@ class DiskTier:
         while time.monotonic() < until and self.step():
             pass
         self._writer.close()
-        self._in_use.close()
+        self._claim.close()
 
     def _write(self, entry: Entry) -> Generator[None, None, None]:
         """Write ``entry``, one file between two yields."""
+        self._writer.settle()
         manifest = describe(entry, self.fingerprint, self._files, self._clock())
         names = manifest.file_names
         self._files.hold(names)
@@ -160,7 +157,7 @@ class DiskTier:
                     if not self._send(state.name, self._codec.recurrent(checkpoint), entry.lineage):
                         return
                     yield
-            self._publish(manifest)
+            self._catalogue.publish(manifest)
         finally:
             self._files.release(names, delete=False)
 
@@ -169,76 +166,62 @@ class DiskTier:
         n_bytes = sum(array.nbytes for array in buffers.values())
         if not self._make_room(n_bytes, lineage):
             return False
-        path = self._files.folder / name
-        self._files.write(Job(path, lambda: blob.pack(self.fingerprint, {}, buffers), n_bytes))
+        self._files.write(name, lambda: blob.pack(name, self.fingerprint, {}, buffers), n_bytes)
         return True
-
-    def _publish(self, manifest: Manifest) -> None:
-        """Name the conversation's files on the disk, in place of those of its last turn."""
-        self._files.hold(manifest.file_names)
-        content = {"ids": manifest.ids}
-        facts = to_facts(manifest)
-        self._writer.put(
-            Job(
-                self._path(manifest.lineage),
-                lambda: blob.pack(self.fingerprint, facts, content),
-                needs=manifest.file_names,
-            )
-        )
-        old = self._manifests.get(manifest.lineage)
-        self._manifests[manifest.lineage] = manifest
-        if old is not None:
-            self._files.release(old.file_names)
 
     def _make_room(self, n_bytes: int, lineage: str) -> bool:
         """Let the longest unused conversations go until ``n_bytes`` more fit."""
-        if self._files.n_bytes + n_bytes <= self._files.max_bytes:
+        if self._files.has_room_for(n_bytes):
             return True
         self._files.delete_unneeded()
-        everyone = (*self._manifests.values(), *self._foreign.values())
-        for manifest in sorted(everyone, key=lambda m: m.saved_unix_s):
-            if self._files.n_bytes + n_bytes <= self._files.max_bytes:
+        for manifest in self._catalogue.by_use():
+            if self._files.has_room_for(n_bytes):
                 return True
             if manifest.lineage != lineage:
                 self.forget(manifest.lineage)
-        return self._files.n_bytes + n_bytes <= self._files.max_bytes
+        return self._files.has_room_for(n_bytes)
 
     # -- forgetting -----------------------------------------------------------------------------
 
     def forget(self, lineage: str) -> None:
         """Delete a conversation, if it is there."""
-        manifest = self._manifests.pop(lineage, None) or self._foreign.pop(lineage, None)
-        if manifest is not None:
-            self._writer.put(Job(self._path(lineage)))
-            self._files.release(manifest.file_names)
+        self._catalogue.forget(lineage)
 
-    def forget_slot(self, slot: CrossTurnSlotId) -> int:
+    def forget_slot(self, slot: SlotKey) -> int:
         """Delete the conversations of ``slot``; returns how many."""
-        lineages = [m.lineage for m in self._manifests.values() if m.slot == slot]
-        for lineage in lineages:
-            self.forget(lineage)
+        self._writer.settle()
+        manifests = self._catalogue.of(slot)
+        for manifest in manifests:
+            self.forget(manifest.lineage)
         self._files.delete_unneeded()  # what was written of a turn that is not complete
-        return len(lineages)
+        return len(manifests)
 
     # -- reading back ---------------------------------------------------------------------------
 
-    def best(self, slot: CrossTurnSlotId, prompt_ids: TokenIds) -> Found | None:
+    def best(self, slot: SlotKey, prompt_ids: TokenIds) -> Found | None:
         """The conversation of ``slot`` that saves ``prompt_ids`` most; one token is left to feed."""
-        return best_match((m for m in self._manifests.values() if m.slot == slot), prompt_ids)
+        self._writer.settle()
+        return best_match(self._catalogue.of(slot), prompt_ids)
 
-    def all_of(self, slot: CrossTurnSlotId) -> tuple[Found, ...]:
+    def all_of(self, slot: SlotKey) -> tuple[Found, ...]:
         """Every conversation of ``slot``, whole."""
-        return tuple(Found(m, m.states[-1]) for m in self._manifests.values() if m.slot == slot)
+        self._writer.settle()
+        return tuple(Found(m, m.states[-1]) for m in self._catalogue.of(slot))
 
     def n_bytes_of(self, found: Found) -> int:
         """About what ``found`` takes in memory."""
         return self._files.sum_of(f.name for f in found.manifest.rows if f.start < found.state.length)
 
     def read(self, found: Found) -> Recalled | None:
-        """Read ``found`` back up to its state; None when a file is damaged, which is told once and
-        forgets the conversation."""
+        """Read ``found`` back up to its state.
+
+        None when a file is damaged, which is told and forgets the conversation, and when the system does
+        not let it be read now, which is told once and forgets nothing.
+        """
         self._writer.wait()
         manifest, end = found.manifest, found.state.length
+        if manifest not in self._catalogue:
+            return None  # its files could not be written after all
         try:
             rows = [self._content(f.name) for f in manifest.rows if f.start < end]
             checkpoints = [
@@ -247,16 +230,22 @@ class DiskTier:
                 if f.length <= end
             ]
             state = self._codec.state(checkpoints[-1], rows)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             log.warning("skipping a damaged conversation in the cache folder: %s", error)
             self.forget(manifest.lineage)
             return None
-        self._manifests[manifest.lineage] = replace(manifest, saved_unix_s=self._clock())
+        except OSError as error:
+            if not self._has_told:
+                log.warning("cannot read the cache folder now: %s", error)
+            self._has_told = True
+            return None
+        self._has_told = False
+        self._catalogue.touch(manifest, self._clock())
         return Recalled(found, state, tuple(checkpoints[:-1]))
 
     def _content(self, name: str) -> Buffers:
         try:
-            fingerprint, _, buffers = blob.unpack((self._files.folder / name).read_bytes())
+            fingerprint, _, buffers = blob.unpack(name, blob.read(self._files.folder / name))
             if fingerprint != self.fingerprint:
                 raise DamagedBlobError("it belongs to another model")
         except DamagedBlobError as error:
@@ -264,34 +253,47 @@ class DiskTier:
             raise DamagedBlobError(f"{name}: {error}") from error
         return buffers
 
-    # -- starting -------------------------------------------------------------------------------
 
-    def _scan(self) -> None:
-        """Learn what the folder holds, and clear away what a sudden end left behind. Files that are not
-        named as ours are not ours."""
-        self._files.scan()
-        for path in finished(self._folder / MANIFESTS):
-            if _NAME.fullmatch(path.name):
-                self._adopt(path)
-        self._files.delete_unneeded()
-        if self._foreign:
-            log.warning("skipping %d conversations of another model in the cache folder", len(self._foreign))
+class NoDisk:
+    """Answers as a :class:`DiskTier` over an empty folder that stays empty."""
 
-    def _adopt(self, path: Path) -> None:
-        try:
-            fingerprint, facts, buffers = blob.unpack(path.read_bytes())
-            manifest = from_facts(facts, buffers["ids"].astype(np.uint32, copy=False))
-            if manifest.lineage != path.name:
-                raise DamagedBlobError("it has another name inside")
-            if missing := [name for name in manifest.file_names if name not in self._files]:
-                raise DamagedBlobError(f"{missing[0]} is missing")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("skipping a damaged conversation in the cache folder: %s: %s", path.name, error)
-            os.unlink(path)
-            return
-        ours = fingerprint == self.fingerprint
-        (self._manifests if ours else self._foreign)[manifest.lineage] = manifest
-        self._files.hold(manifest.file_names)
+    is_behind = False
 
-    def _path(self, lineage: str) -> Path:
-        return self._folder / MANIFESTS / lineage
+    def want(self, entry: Entry) -> None:
+        """Nothing is written."""
+
+    def withdraw(self, entry: Entry) -> None:
+        """Nothing was being written."""
+
+    def finish(self, entry: Entry) -> None:
+        """Nothing is written."""
+
+    def step(self) -> bool:
+        """Nothing is left to write."""
+        return False
+
+    def forget(self, lineage: str) -> None:
+        """Nothing is there."""
+
+    def forget_slot(self, _slot: SlotKey) -> int:
+        """Nothing is there."""
+        return 0
+
+    def best(self, _slot: SlotKey, _prompt_ids: TokenIds) -> Found | None:
+        """Nothing is there."""
+        return None
+
+    def all_of(self, _slot: SlotKey) -> tuple[Found, ...]:
+        """Nothing is there."""
+        return ()
+
+    def n_bytes_of(self, _found: Found) -> int:
+        """Nothing is ever found."""
+        raise AssertionError("nothing was found here")
+
+    def read(self, _found: Found) -> Recalled | None:
+        """Nothing is ever found."""
+        raise AssertionError("nothing was found here")
+
+    def close(self) -> None:
+        """Nothing is held."""
