@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from filled import filled_state  # noqa: E402
 from loops import Loop, random_ids  # noqa: E402
 
-from cache.planner import CrossTurnSlotId  # noqa: E402
+from cache.planner import SlotKey  # noqa: E402
 from model.checkpoint.config import read_config  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402
@@ -94,7 +94,7 @@ def chunk_seconds(forward: Forward, n_past: int, n_tokens: int) -> float:
 def _request(name: str, ids: np.ndarray, max_tokens: int, sampling: SamplingParams) -> GenerationRequest:
     return GenerationRequest(
         id=name,
-        slot=CrossTurnSlotId.for_session(None, name),
+        slot=SlotKey.for_session(None, name),
         prompt=RenderedPrompt(ids),
         max_tokens=max_tokens,
         sampling=sampling,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.sampling import SamplingParams
 from model.text.chat import ChatFormat, RenderedPrompt
 from model.text.tokenizer import TextTokenizer
@@ -67,7 +67,7 @@ class Loop:
         self.engine.submit(
             GenerationRequest(
                 id=f"bench-{next(self._ids)}",
-                slot=CrossTurnSlotId.for_session(None, session),
+                slot=SlotKey.for_session(None, session),
                 prompt=prompt,
                 max_tokens=max_tokens,
                 sampling=SamplingParams(temperature=0.0),

@@ -66,7 +66,7 @@ def entry_of(ids: TokenIds) -> CrossTurnPrefixEntry:
         layer_types=("linear_attention", "linear_attention", "linear_attention", "full_attention") * 6,
         chat_template_version=3,
     )
-    return CrossTurnPrefixEntry(CrossTurnSlotId.DEFAULT, metadata, ids, n, kv=None, gdn_snapshot_len=n)
+    return CrossTurnPrefixEntry(CrossTurnSlotId.DEFAULT, metadata, ids, n, gdn_snapshot_len=n)
 
 
 if __name__ == "__main__":

@@ -22,18 +22,17 @@ from counted_state import QWEN_0_8B, CountedState, Weights
 from sessions import BLOCK, Request, Session, read
 
 from cache.boundaries import PromptShape
-from cache.choice import Choice
 from cache.eviction import ChooseVictim, Victim, least_useful
-from cache.ledger import Ledger
 from cache.planner import (
     AdapterId,
     CrossTurnPrefixMetadata,
-    CrossTurnSlotId,
+    SlotKey,
     TokenIds,
     longest_common_token_prefix,
 )
 from cache.ring import RingLimits
-from cache.slots import Slot
+from cache.selection import Choice
+from cache.slots import Ledger, Slot
 from cache.store import Store
 
 METADATA = CrossTurnPrefixMetadata(
@@ -100,7 +99,7 @@ class Player:
     """One session's client: knows which blocks it has sent, and where its messages begin."""
 
     def __init__(self, number: int, session: Session) -> None:
-        self.slot = CrossTurnSlotId.for_session(None, str(number))
+        self.slot = SlotKey.for_session(None, str(number))
         self.session = session
         self._seen: set[int] = set()
         self._last: TokenIds = np.zeros(0, dtype=np.uint32)
@@ -188,7 +187,7 @@ def _by_time(sessions: list[Session], at_once: int) -> Iterator[tuple[float, Pla
 def _play(store: Store, player: Player, request: Request, policy: Policy) -> int:
     """One request; returns the tokens of the prompt that were fed."""
     ids = np.repeat(request.block_ids, BLOCK)
-    choice = store.plan(player.slot, ids, None, player.shape(request.block_ids))
+    choice = store.plan(player.slot, ids, player.shape(request.block_ids))
     running = store.take(choice)
     state = running.state
     assert isinstance(state, CountedState)

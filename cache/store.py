@@ -212,9 +212,7 @@ class Store:
     def check(self) -> None:
         """Assert all invariants over the whole store. For tests and debugging; walks everything."""
         self._shelf.check()
-        check_all(
-            tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self.budget_bytes
-        )
+        check_all(tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self.budget_bytes)
 
     # -- for people -----------------------------------------------------------------------------
 
@@ -255,9 +253,7 @@ class Store:
         if not self._share_prefixes or found.plan.reusable_len >= shape.system_end:
             return found
         others = (
-            c
-            for c in self._conversations()
-            if c.slot.tenant == slot.tenant and c.slot != slot and c.can_fork
+            c for c in self._conversations() if c.slot.tenant == slot.tenant and c.slot != slot and c.can_fork
         )
         foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
         # Of equal ones the slot's own is taken, whatever others hold.

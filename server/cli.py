@@ -163,7 +163,7 @@ def _add_work_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--share-prefixes",
         action=argparse.BooleanOptionalAction,
-        help="share system prompts between sessions of a tenant (default: only without API keys)",
+        help="share system prompts between sessions of a tenant (default: yes)",
     )
     group.add_argument(
         "--idle-prefill",

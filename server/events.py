@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
 from model.text.deltas import Delta
@@ -43,18 +43,16 @@ class GenerationRequest:
 
     Attributes:
         id: unique; the handle for :meth:`EngineClient.cancel`.
-        tenant: whose memory may be used; None where the server knows no API keys.
-        slot: the session's private memory.
+        slot: the session's private memory, of its tenant.
         prompt: ids and boundaries, see :class:`model.text.chat.RenderedPrompt`.
         max_tokens: reply tokens at most, already clamped to what the context leaves.
         top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
     """
 
     id: str
-    slot: CrossTurnSlotId
+    slot: SlotKey
     prompt: RenderedPrompt
     max_tokens: int
-    tenant: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     reply: ReplyFormat = field(default_factory=ReplyFormat)
     n_replies: int = 1
@@ -69,9 +67,8 @@ class WarmRequest:
     """
 
     id: str
-    slot: CrossTurnSlotId
+    slot: SlotKey
     prompt: RenderedPrompt
-    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

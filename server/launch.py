@@ -68,7 +68,6 @@ def names_of(settings: Settings, path: Path) -> tuple[str, ...]:
 
 
 def _engine_options(settings: Settings, path: Path) -> EngineOptions:
-    shares = settings.share_prefixes
     return EngineOptions(
         model_path=path,
         adapter_path=settings.adapter_path,
@@ -77,7 +76,7 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         memory_budget=settings.memory_budget_bytes,
         cache_dir=settings.cache_dir,
         cache_dir_bytes=settings.cache_dir_bytes,
-        shares_prefixes=not settings.api_keys if shares is None else shares,
+        shares_prefixes=settings.share_prefixes,
         ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
         loop=LoopOptions(
             max_replies=settings.max_running,

@@ -43,8 +43,7 @@ class Settings:
         context_length: at most this many tokens a conversation; None takes the checkpoint's limit.
         max_running: sequences that decode together at most.
         max_waiting: requests that may wait for a place; one more is refused with 503.
-        share_prefixes: share system-and-tools prefixes between slots of one tenant; None shares
-            exactly when there are no API keys.
+        share_prefixes: share system-and-tools prefixes between the slots of a tenant.
         idle_prefill: read ahead between turns.
         keep_fed_ids: a message that reads the same keeps the ids that were fed for it.
         ring_count, ring_ratio: checkpoints an entry keeps at most, and their bytes as a share of its state's.
@@ -73,7 +72,7 @@ class Settings:
     context_length: int | None = None
     max_running: int = 16
     max_waiting: int = 256
-    share_prefixes: bool | None = None
+    share_prefixes: bool = True
     idle_prefill: bool = True
     keep_fed_ids: bool = False
     ring_count: int = RingLimits().max_count

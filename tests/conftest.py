@@ -18,7 +18,7 @@ settings.load_profile("untimed")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 prepare()  # before anything imports MLX
 
-from cache.files import claim  # noqa: E402
+from cache.disk.files import claim  # noqa: E402
 from cache.ring import RingLimits  # noqa: E402
 from cache.store import Store  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO
 
-from cache.disk import DiskTier
-from cache.files import claim
+from cache.disk.files import Claim, claim
+from cache.disk.tier import DiskTier
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
@@ -61,7 +60,9 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     Raises:
         ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
     """
-    in_use = None if options.cache_dir is None else _claim(options.cache_dir)  # before anything is loaded
+    folder_claim = (
+        None if options.cache_dir is None else _claim(options.cache_dir)
+    )  # before anything is loaded
     backend = detect()
     forward = load(options.model_path, adapter_path=options.adapter_path, kv_bits=options.kv_bits)
     forward.warm_up()
@@ -78,7 +79,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         share_prefixes=options.shares_prefixes,
         clock=time.monotonic,
         new_state=forward.new_state,
-        disk=None if in_use is None else disk_tier(options, known, forward, in_use),
+        disk=None if folder_claim is None else disk_tier(options, known, forward, folder_claim),
     )
     loop = EngineLoop(
         forward,
@@ -105,13 +106,13 @@ def default_budget(backend: Backend, forward: Forward) -> int:
 
 
 def disk_tier(
-    options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward, in_use: IO[str]
+    options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward, folder_claim: Claim
 ) -> DiskTier:
-    """What keeps conversations across restarts in the folder that ``in_use`` claims."""
+    """What keeps conversations across restarts in the folder that ``folder_claim`` is for."""
     assert options.cache_dir is not None
     return DiskTier(
         options.cache_dir,
-        in_use=in_use,
+        claim=folder_claim,
         max_bytes=options.cache_dir_bytes,
         metadata=metadata,
         codec=StateCodec(forward.new_state),
@@ -119,7 +120,7 @@ def disk_tier(
     )
 
 
-def _claim(folder: Path) -> IO[str]:
+def _claim(folder: Path) -> Claim:
     try:
         return claim(folder)
     except BlockingIOError as error:

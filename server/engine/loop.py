@@ -16,8 +16,8 @@ from typing import cast
 
 import mlx.core as mx
 
-from cache.choice import Choice
 from cache.entry import RunningEntry
+from cache.selection import Choice
 from cache.store import Store
 from model.forward import Forward
 from model.sampling import Sampler
@@ -254,7 +254,7 @@ class EngineLoop:
     def _begin(self, request: GenerationRequest | WarmRequest, emit: Emit | None) -> None:
         """Plan the prompt and take the state that the plan names."""
         self._outbox.flush()  # what the plan names may have to be read from disk
-        self._store.recall(request.slot, request.prompt.ids, request.tenant)
+        self._store.recall(request.slot, request.prompt.ids)
         choice, n_adopted = self._plan(request), 0
         if self._options.keeps_fed_ids and choice.source is not None and choice.diverged_at is not None:
             prompt, n_adopted = adopt_fed_ids(
@@ -277,8 +277,7 @@ class EngineLoop:
         self._outbox.tell(emit, Planned(report))
 
     def _plan(self, request: GenerationRequest | WarmRequest) -> Choice:
-        shape = prompt_shape(request.prompt)
-        return self._store.plan(request.slot, request.prompt.ids, tenant=request.tenant, shape=shape)
+        return self._store.plan(request.slot, request.prompt.ids, prompt_shape(request.prompt))
 
     def _read_chunk(self) -> bool:
         job = self._reading

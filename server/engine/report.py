@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 
 from cache.boundaries import PromptShape
-from cache.choice import Choice
-from cache.planner import ReplayFromCheckpoint
+from cache.planner import FullRefill, ReplayFromCheckpoint
+from cache.selection import Choice
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, PlanReport, WarmRequest
 
@@ -57,5 +58,34 @@ def plan_report(choice: Choice, request: GenerationRequest | WarmRequest, n_adop
         reused_tokens=plan.reusable_len,
         prefilled_tokens=plan.suffix_len,
         checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
-        reason=choice.reason(where) + adopted,
+        reason=reason(choice, where) + adopted,
     )
+
+
+def reason(choice: Choice, where: Callable[[int], str] = "token {}".format) -> str:
+    """One sentence: what was reused and why no more.
+
+    Args:
+        where: names a position for a reader, e.g. ``message 4 (user)``.
+    """
+    plan = choice.plan
+    if plan.mismatch is not None:
+        return f"The retained entry has another {plan.mismatch}, so nothing of it can be reused."
+    if choice.source is None:
+        return "Nothing is retained for this session yet."
+    if choice.origin == "shared":
+        return f"{plan.reusable_len} tokens are reused, copied from the system prompt of another session."
+    if plan.shared_token_prefix_len == 0:
+        return "The prompt differs from everything retained at its first token."
+    if choice.diverged_at is not None:
+        return f"The prompt leaves the retained entry in {where(choice.diverged_at)}; {_reused(choice)}."
+    if plan.shared_token_prefix_len == len(choice.prompt_ids):
+        return f"The whole prompt is retained, and its last token must be fed anew; {_reused(choice)}."
+    return f"The prompt continues the retained entry; {_reused(choice)}."
+
+
+def _reused(choice: Choice) -> str:
+    if isinstance(choice.plan.mode, FullRefill):
+        return "no checkpoint lies before that point"
+    whence = ", copied from a request that still runs" if choice.origin == "running" else ""
+    return f"{choice.plan.reusable_len} tokens are reused{whence}"

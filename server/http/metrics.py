@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cache.counters import Counters
+from cache.shelf import Counters
 from cache.store import Store
 from server.client import EngineStats
 from server.log import RequestRecord

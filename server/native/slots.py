@@ -7,7 +7,7 @@ import re
 
 from fastapi import APIRouter, Request
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import CrossTurnSlotId, SlotKey
 from cache.slots import EntryInfo, SlotInfo
 from cache.store import Store
 from model.errors import InputError
@@ -50,7 +50,7 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/v1/slots/{slot}", summary="Describe a slot", responses=errors(404))
     async def retrieve_slot(request: Request, slot: str) -> SlotBody:
         tenant = authenticate(request.headers, api_keys)
-        wanted = _slot_id(slot)
+        wanted = SlotKey(tenant, _slot_id(slot))
         known = await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
         found = next((info for info in known if info.slot == wanted), None)
         if found is None:
@@ -64,8 +64,8 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
     @routes.delete("/v1/slots/{slot}", summary="Forget a slot", responses=errors(404))
     async def delete_slot(request: Request, slot: str) -> SlotDeleted:
         tenant = authenticate(request.headers, settings.api_keys)
-        wanted = _slot_id(slot)
-        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted, tenant)))
+        wanted = SlotKey(tenant, _slot_id(slot))
+        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted)))
         if not n_entries:
             raise _no_slot(slot)
         return SlotDeleted(object="slot.deleted", slot=slot, entries=n_entries, deleted=True)
@@ -79,11 +79,11 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
     async def fork_slot(request: Request, slot: str) -> SlotForked:
         tenant = authenticate(request.headers, settings.api_keys)
         body = await read_json_body(request, limit=settings.max_body_bytes)
-        source = _slot_id(slot)
-        target = CrossTurnSlotId.for_session(tenant, parse(ForkRequest, body).session_id)
+        source = SlotKey(tenant, _slot_id(slot))
+        target = SlotKey.for_session(tenant, parse(ForkRequest, body).session_id)
         if source == target:
             raise InputError("The session has this slot already.", param="session_id")
-        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.fork(source, target, tenant)))
+        n_entries = await asyncio.wrap_future(engine.call(lambda store: store.fork(source, target)))
         if not n_entries:
             raise _no_slot(slot)
         return SlotForked(object="slot.forked", slot=str(target), source=slot, entries=n_entries)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.errors import InputError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
@@ -87,11 +87,10 @@ def _generation(
 ) -> GenerationRequest:
     return GenerationRequest(
         id=f"{arrival.id}-{number}",
-        slot=CrossTurnSlotId.for_session(
+        slot=SlotKey.for_session(
             arrival.tenant,
             session_of(arrival, request.prompt_cache_key, (request.metadata or {}).get("session_id")),
         ),
-        tenant=arrival.tenant,
         prompt=RenderedPrompt(ids=ids),
         max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
         sampling=sampling_params(sampling_of(request), served.sampling, vocab_size=served.info.vocab_size),

@@ -25,7 +25,6 @@ def warm_request(asked: ComposedTurn, reply: Reply, renderer: ChatRenderer) -> W
     return WarmRequest(
         id=f"{asked.generation.id}-next",
         slot=asked.generation.slot,
-        tenant=asked.generation.tenant,
         prompt=RenderedPrompt(ids=known),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.errors import InputError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
@@ -92,8 +92,7 @@ def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
 def _generation(turn: Turn, served: Served, prompt: RenderedPrompt, reply: ReplyFormat) -> GenerationRequest:
     return GenerationRequest(
         id=turn.id,
-        slot=CrossTurnSlotId.for_session(turn.tenant, turn.session),
-        tenant=turn.tenant,
+        slot=SlotKey.for_session(turn.tenant, turn.session),
         prompt=prompt,
         max_tokens=served.room_for(len(prompt.ids), turn.max_tokens),
         sampling=sampling_params(turn.sampling, served.sampling, vocab_size=served.info.vocab_size),

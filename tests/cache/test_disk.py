@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cache import blob
-from cache.disk import DiskTier
-from cache.manifest import SEGMENT_TOKENS
-from cache.planner import CrossTurnSlotId, ExactAppend, FullRefill
+from cache.disk import blob
+from cache.disk.manifest import SEGMENT_TOKENS
+from cache.disk.tier import DiskTier
+from cache.planner import ExactAppend, FullRefill, SlotKey
 from tests.cache.test_walk import walk
 from tests.fakes import disk_kit
 from tests.fakes.cache_kit import METADATA, OTHER, SLOT
@@ -107,7 +107,7 @@ def test_a_turn_that_was_overtaken_leaves_no_files_behind(tmp_path: Path) -> Non
     store.disk.close()
     held = open_tier(tmp_path)
     assert held.n_conversations == 1
-    (manifest,) = held._manifests.values()
+    (manifest,) = held._catalogue
     assert names(tmp_path) == manifest.file_names
     held.close()
 
@@ -214,16 +214,14 @@ def test_conversations_of_another_model_are_left_alone_and_told_once(
 def test_the_folder_never_holds_more_than_its_cap_and_the_oldest_go_first(tmp_path: Path) -> None:
     store = open_store(tmp_path, max_bytes=20_000)
     for i in range(6):
-        slot = CrossTurnSlotId.for_session(None, str(i))
+        slot = SlotKey.for_session(None, str(i))
         ask(store, slot, words(1500, seed=i))
         settle(store)
         assert isinstance(store.disk, DiskTier)
         assert store.disk.n_bytes <= 20_000
     store.disk.close()
     store = open_store(tmp_path)
-    modes = [
-        ask(store, CrossTurnSlotId.for_session(None, str(i)), words(1600, seed=i)).plan.mode for i in range(6)
-    ]
+    modes = [ask(store, SlotKey.for_session(None, str(i)), words(1600, seed=i)).plan.mode for i in range(6)]
     assert modes[0] == FullRefill()
     assert modes[-1] == ExactAppend()
     store.disk.close()
@@ -361,7 +359,7 @@ def test_a_kill_at_any_moment_never_yields_a_wrong_state(tmp_path: Path, seed: i
     store = open_store(tmp_path)
     n_reused = 0
     for i, key in enumerate("abc"):
-        slot = CrossTurnSlotId.for_session(None, key)
+        slot = SlotKey.for_session(None, key)
         # Whatever is found is checked against a fresh run as it goes on (``FakeState.feed``).
         n_reused += sum(ask(store, slot, words(n, seed=i)).plan.reusable_len for n in (4100, 1000, 200, 99))
     store.disk.close()

@@ -6,7 +6,7 @@ import numpy as np
 
 from cache.boundaries import PromptShape
 from cache.entry import RunningEntry
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from cache.store import Store
 from tests.fakes.cache_kit import OTHER, SLOT, UNIT, FakeClock, make_store
 from tests.fakes.fake_state import FakeState, Geometry
@@ -18,12 +18,10 @@ HEAVY = Geometry(row_bytes=10, snapshot_bytes=2000, row_step=1)
 ENTRY_1000 = UNIT.kv_bytes(1000) + UNIT.snapshot_bytes + IDS_BYTES * 1000
 
 
-def start(
-    store: Store, slot: CrossTurnSlotId, first_id: int, n: int, captures: tuple[int, ...] = ()
-) -> RunningEntry:
+def start(store: Store, slot: SlotKey, first_id: int, n: int, captures: tuple[int, ...] = ()) -> RunningEntry:
     """A request of ``n`` ids that differ from all others, read but not yet saved."""
     ids = np.arange(first_id, first_id + n, dtype=np.uint32)
-    running = store.take(store.plan(slot, ids, None, PromptShape(shared_points=(n,))))
+    running = store.take(store.plan(slot, ids, PromptShape(shared_points=(n,))))
     state = running.state
     assert isinstance(state, FakeState)
     rest = ids[len(running) :]
@@ -35,17 +33,17 @@ def start(
     return running
 
 
-def keep(store: Store, slot: CrossTurnSlotId, first_id: int, n: int, captures: tuple[int, ...] = ()) -> None:
+def keep(store: Store, slot: SlotKey, first_id: int, n: int, captures: tuple[int, ...] = ()) -> None:
     store.save(start(store, slot, first_id, n, captures))
     store.check()
 
 
-def slots_held(store: Store) -> set[CrossTurnSlotId]:
+def slots_held(store: Store) -> set[SlotKey]:
     return {info.slot for info in store.slots()}
 
 
-def session(i: int) -> CrossTurnSlotId:
-    return CrossTurnSlotId.for_session(None, f"session {i}")
+def session(i: int) -> SlotKey:
+    return SlotKey.for_session(None, f"session {i}")
 
 
 def test_of_equal_conversations_the_longest_idle_goes() -> None:
@@ -157,7 +155,7 @@ def test_of_two_branches_the_one_that_is_cheaper_to_rebuild_goes() -> None:
     trunk = np.arange(1000, dtype=np.uint32)
     for i, n_tail in enumerate((100, 900)):
         ids = np.concatenate([trunk, np.arange(10_000 * (i + 1), 10_000 * (i + 1) + n_tail, dtype=np.uint32)])
-        choice = store.plan(SLOT, ids, None, PromptShape(shared_points=(len(ids),)))
+        choice = store.plan(SLOT, ids, PromptShape(shared_points=(len(ids),)))
         running = store.take(choice)
         state = running.state
         assert isinstance(state, FakeState)

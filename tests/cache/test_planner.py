@@ -13,7 +13,6 @@ from cache.planner import (
     CrossTurnSlotId,
     ExactAppend,
     FullRefill,
-    KvPrefixHandle,
     PrefixRestorePlan,
     ReplayFromCheckpoint,
     TokenIds,
@@ -35,7 +34,6 @@ def entry(*tokens: int, gdn_snapshot_len: int | None = None) -> CrossTurnPrefixE
         metadata=METADATA,
         token_ids=ids(*tokens),
         represented_len=n,
-        kv=KvPrefixHandle(n, num_full_attention_layers=6, kv_dim=512, max_cache_len=4096, kv_dtype="float32"),
         gdn_snapshot_len=n if gdn_snapshot_len is None else gdn_snapshot_len,
     )
 

@@ -8,26 +8,26 @@ from functools import cache
 
 import pytest
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from cache.ring import RingLimits
 from tests.fakes.cache_kit import DEMO, FakeClock, make_store
 from tests.fakes.fake_chat import SYSTEM, TOOL, USER, Client, Message, Tally
 
 N_THOUGHT = 150
 
-Keys = Callable[[str], CrossTurnSlotId]
+Keys = Callable[[str], SlotKey]
 Shape = Callable[[Client, Keys, int], None]
 
 
-def with_keys(key: str) -> CrossTurnSlotId:
-    return CrossTurnSlotId.for_session(None, key)
+def with_keys(key: str) -> SlotKey:
+    return SlotKey.for_session(None, key)
 
 
-def without_keys(_: str) -> CrossTurnSlotId:
-    return CrossTurnSlotId.DEFAULT
+def without_keys(_: str) -> SlotKey:
+    return SlotKey.for_session(None, None)
 
 
-def turns(client: Client, slot: CrossTurnSlotId, messages: list[Message], n: int, n_words: int) -> None:
+def turns(client: Client, slot: SlotKey, messages: list[Message], n: int, n_words: int) -> None:
     for _ in range(n):
         messages.append(Message(USER, client.words(n_words)))
         messages.append(client.ask(slot, messages, n_thought=N_THOUGHT))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cache.boundaries import PromptShape
-from cache.choice import Choice
 from cache.entry import RunningEntry
-from cache.planner import CrossTurnSlotId, ExactAppend, FullRefill, ReplayFromCheckpoint, TokenIds
+from cache.planner import ExactAppend, FullRefill, ReplayFromCheckpoint, SlotKey, TokenIds
 from cache.ring import RingLimits
+from cache.selection import Choice
 from cache.store import Store
 from tests.fakes.cache_kit import METADATA, OTHER, SLOT, UNIT, FakeClock, make_store
 from tests.fakes.fake_state import FakeState
@@ -46,12 +46,11 @@ def ask(
     prompt: TokenIds = CHAT,
     reply: TokenIds = BYE,
     *,
-    slot: CrossTurnSlotId = SLOT,
-    tenant: str | None = None,
+    slot: SlotKey = SLOT,
     shape: PromptShape = SHAPE,
 ) -> Choice:
     """One whole request."""
-    choice = store.plan(slot, prompt, tenant, shape)
+    choice = store.plan(slot, prompt, shape)
     running = store.take(choice)
     feed(running, prompt[choice.plan.suffix_start :], choice.captures)
     feed(running, reply)
@@ -60,36 +59,36 @@ def ask(
     return choice
 
 
-def n_entries(store: Store, slot: CrossTurnSlotId = SLOT, tenant: str | None = None) -> int:
-    return sum(len(info.entries) for info in store.slots(tenant) if info.slot == slot)
+def n_entries(store: Store, slot: SlotKey = SLOT) -> int:
+    return sum(len(info.entries) for info in store.slots(slot.tenant) if info.slot == slot)
 
 
 def test_the_first_request_of_a_slot_reads_everything() -> None:
     choice = ask(make_store())
     assert choice.plan.mode == FullRefill()
     assert choice.origin == "none"
-    assert choice.reason() == "Nothing is retained for this session yet."
+    assert choice.source is None
 
 
 def test_planning_changes_nothing() -> None:
     store = make_store()
     ask(store)
     before = store.slots(), store.n_bytes, store.counters.n_requests
-    store.plan(SLOT, chat(CHAT, BYE, HELLO), None, SHAPE)
+    store.plan(SLOT, chat(CHAT, BYE, HELLO), SHAPE)
     assert (store.slots(), store.n_bytes, store.counters.n_requests) == before
 
 
 def test_the_next_turn_continues_the_entry_without_a_copy() -> None:
     store = make_store()
     ask(store)
-    choice = store.plan(SLOT, chat(CHAT, BYE, HELLO), None, SHAPE)
+    choice = store.plan(SLOT, chat(CHAT, BYE, HELLO), SHAPE)
     running = store.take(choice)
     assert choice.plan.mode == ExactAppend()
     assert not choice.forks
     assert len(running) == 300
     assert n_entries(store) == 1
     assert store.counters.n_forks == 0
-    assert choice.reason() == "The prompt continues the retained entry; 300 tokens are reused."
+    assert choice.diverged_at is None
 
 
 def test_a_reply_made_anew_goes_back_to_the_assistant_header_and_takes_the_state_over() -> None:
@@ -99,7 +98,7 @@ def test_a_reply_made_anew_goes_back_to_the_assistant_header_and_takes_the_state
     assert choice.plan.mode == ReplayFromCheckpoint(198)
     assert not choice.forks
     assert n_entries(store) == 1
-    assert choice.reason().startswith("The whole prompt is retained, and its last token must be fed anew")
+    assert choice.diverged_at is None
 
 
 def test_another_chat_over_the_same_system_prompt_leaves_the_first_one_whole() -> None:
@@ -126,7 +125,7 @@ def test_a_copy_is_not_made_where_the_budget_has_no_room_and_it_would_save_less_
     long_system = words(1000, 300)
     shape = PromptShape(message_starts=(0, 300), shared_points=(398,), last_user_start=300, system_end=300)
     ask(store, chat(long_system, words(2000, 60)), words(3000, 1), shape=shape)
-    choice = store.plan(SLOT, chat(long_system, words(5000, 60)), None, shape)
+    choice = store.plan(SLOT, chat(long_system, words(5000, 60)), shape)
     assert choice.plan.reusable_len == 300
     assert not choice.forks
 
@@ -152,29 +151,29 @@ def test_the_entry_that_saves_most_is_chosen() -> None:
     store = make_store()
     ask(store, CHAT)
     ask(store, chat(SYSTEM, BYE))
-    assert store.plan(SLOT, chat(CHAT, BYE, HELLO), None, SHAPE).plan.reusable_len == 300
-    assert store.plan(SLOT, chat(SYSTEM, BYE, BYE, HELLO), None, SHAPE).plan.reusable_len == 300
-    assert store.plan(SLOT, chat(SYSTEM, words(1, 50)), None, SHAPE).plan.reusable_len == 100
+    assert store.plan(SLOT, chat(CHAT, BYE, HELLO), SHAPE).plan.reusable_len == 300
+    assert store.plan(SLOT, chat(SYSTEM, BYE, BYE, HELLO), SHAPE).plan.reusable_len == 300
+    assert store.plan(SLOT, chat(SYSTEM, words(1, 50)), SHAPE).plan.reusable_len == 100
 
 
 def test_a_cancelled_prefill_keeps_what_was_read() -> None:
     store = make_store()
-    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    running = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(running, CHAT[:150])
     store.save(running)
-    assert store.plan(SLOT, CHAT, None, SHAPE).plan.reusable_len == 150
+    assert store.plan(SLOT, CHAT, SHAPE).plan.reusable_len == 150
 
 
 def test_a_request_that_read_nothing_leaves_nothing() -> None:
     store = make_store()
-    store.save(store.take(store.plan(SLOT, CHAT, None, SHAPE)))
+    store.save(store.take(store.plan(SLOT, CHAT, SHAPE)))
     assert store.slots() == ()
     assert store.n_bytes == 0
 
 
 def test_a_dropped_entry_is_gone_with_its_bytes() -> None:
     store = make_store()
-    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    running = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(running, CHAT, (100,))
     assert store.n_bytes > 0
     store.drop(running)
@@ -184,7 +183,7 @@ def test_a_dropped_entry_is_gone_with_its_bytes() -> None:
 
 def test_an_entry_whose_state_does_not_stand_after_its_ids_is_never_published() -> None:
     store = make_store()
-    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    running = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(running, CHAT)
     running.ids.append(1)
     with pytest.raises(AssertionError, match="200, 201 ids were fed"):
@@ -193,7 +192,7 @@ def test_an_entry_whose_state_does_not_stand_after_its_ids_is_never_published() 
 
 def test_a_state_that_forgot_its_past_while_its_rows_stayed_is_never_published() -> None:
     store = make_store()
-    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    running = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(running, CHAT)
     live(running).value = 0
     with pytest.raises(AssertionError, match="fresh run"):
@@ -202,9 +201,9 @@ def test_a_state_that_forgot_its_past_while_its_rows_stayed_is_never_published()
 
 def test_a_request_forks_from_one_that_still_reads_the_same_system_prompt() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, CHAT[:150], (100,))
-    choice = store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE)
+    choice = store.plan(SLOT, chat(SYSTEM, BYE), SHAPE)
     second = store.take(choice)
     assert (choice.origin, choice.forks, len(second)) == ("running", True, 100)
     feed(second, BYE)
@@ -217,28 +216,28 @@ def test_a_request_forks_from_one_that_still_reads_the_same_system_prompt() -> N
 
 def test_a_state_that_is_lent_is_forked_through_whoever_holds_it() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, CHAT, (100,))
     state = first.lend(live(first))
     assert first.is_lent
-    assert store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE).plan.reusable_len == 100
+    assert store.plan(SLOT, chat(SYSTEM, BYE), SHAPE).plan.reusable_len == 100
     first.give_back(state)
     store.save(first)
 
 
 def test_a_state_that_is_lent_without_an_answerer_is_left_alone() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, CHAT, (100,))
     n_before = store.n_bytes
     first.lend()
     assert store.n_bytes == n_before
-    assert store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE).plan.mode == FullRefill()
+    assert store.plan(SLOT, chat(SYSTEM, BYE), SHAPE).plan.mode == FullRefill()
 
 
 def test_branches_of_a_prompt_go_their_own_ways() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, CHAT, (100,))
     second = store.branch(first)
     feed(first, HELLO)
@@ -252,7 +251,7 @@ def test_branches_of_a_prompt_go_their_own_ways() -> None:
 
 def test_going_back_while_running_forgets_what_was_fed_after_the_checkpoint() -> None:
     store = make_store()
-    running = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    running = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(running, CHAT, (100, 150))
     running.rewind(running.ring.at(100))
     assert (len(running), running.ring.lengths) == (100, (100,))
@@ -263,8 +262,8 @@ def test_going_back_while_running_forgets_what_was_fed_after_the_checkpoint() ->
 
 def test_an_entry_that_is_the_beginning_of_another_is_merged_into_it() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
-    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, CHAT[:150], captures=(120,))
     feed(second, CHAT)
     store.save(first)
@@ -273,26 +272,26 @@ def test_an_entry_that_is_the_beginning_of_another_is_merged_into_it() -> None:
     assert n_entries(store) == 1
     (info,) = store.slots()
     assert {120, 150} <= set(info.entries[0].checkpoints)
-    assert store.plan(SLOT, chat(CHAT[:150], BYE), None, SHAPE).plan.reusable_len == 150
+    assert store.plan(SLOT, chat(CHAT[:150], BYE), SHAPE).plan.reusable_len == 150
 
 
 def test_an_entry_that_adds_nothing_to_an_older_one_is_merged_into_it() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
-    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, CHAT)
     feed(second, CHAT[:150])
     store.save(first)
     store.save(second)
     store.check()
     assert n_entries(store) == 1
-    assert store.plan(SLOT, chat(CHAT, BYE), None, SHAPE).plan.reusable_len == 200
+    assert store.plan(SLOT, chat(CHAT, BYE), SHAPE).plan.reusable_len == 200
 
 
 def test_entries_that_part_at_their_last_token_are_not_merged() -> None:
     store = make_store()
-    first = store.take(store.plan(SLOT, CHAT, None, SHAPE))
-    second = store.take(store.plan(SLOT, CHAT, None, SHAPE))
+    first = store.take(store.plan(SLOT, CHAT, SHAPE))
+    second = store.take(store.plan(SLOT, CHAT, SHAPE))
     feed(first, chat(CHAT[:150], BYE[:1]))
     feed(second, CHAT)
     store.save(first)
@@ -300,7 +299,7 @@ def test_entries_that_part_at_their_last_token_are_not_merged() -> None:
     store.check()
     assert n_entries(store) == 2
     for history in (chat(CHAT[:150], BYE[:1]), CHAT):
-        running = store.take(store.plan(SLOT, chat(history, BYE), None, SHAPE))
+        running = store.take(store.plan(SLOT, chat(history, BYE), SHAPE))
         feed(running, chat(history, BYE)[len(running) :])
         store.save(running)
         store.check()
@@ -312,7 +311,6 @@ def test_slots_of_a_tenant_share_the_system_block_by_copy_and_nothing_more() -> 
     choice = ask(store, chat(CHAT, BYE, HELLO), slot=OTHER)
     assert (choice.origin, choice.plan.mode) == ("shared", ReplayFromCheckpoint(100))
     assert n_entries(store) == n_entries(store, OTHER) == 1
-    assert "copied from the system prompt of another session" in choice.reason()
 
 
 def test_nothing_is_shared_between_slots_when_the_switch_is_off() -> None:
@@ -330,11 +328,11 @@ def test_a_prompt_without_a_system_block_shares_nothing_between_slots() -> None:
 
 def test_tenants_never_share() -> None:
     store = make_store()
-    mine, yours = (CrossTurnSlotId.for_session(tenant, "key") for tenant in ("me", "you"))
-    ask(store, slot=mine, tenant="me")
-    choice = ask(store, slot=yours, tenant="you")
+    mine, yours = (SlotKey.for_session(tenant, "key") for tenant in ("me", "you"))
+    ask(store, slot=mine)
+    choice = ask(store, slot=yours)
     assert choice.plan.mode == FullRefill()
-    assert choice.reason() == "Nothing is retained for this session yet."
+    assert choice.source is None
     assert [info.slot for info in store.slots("me")] == [mine]
     assert [info.slot for info in store.slots("you")] == [yours]
     assert store.slots(None) == ()
@@ -344,29 +342,19 @@ def test_metadata_that_differs_is_named() -> None:
     store = make_store()
     ask(store)
     store.metadata = METADATA.__class__(**{**_fields(METADATA), "kv_dtype": "q8"})  # type: ignore[arg-type]
-    choice = store.plan(SLOT, chat(CHAT, BYE), None, SHAPE)
+    choice = store.plan(SLOT, chat(CHAT, BYE), SHAPE)
     assert choice.plan.mode == FullRefill()
-    assert choice.reason() == "The retained entry has another kv_dtype, so nothing of it can be reused."
+    assert choice.plan.mismatch == "kv_dtype"
 
 
 def _fields(metadata: object) -> dict[str, object]:
     return {name: getattr(metadata, name) for name in metadata.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
-def test_a_reason_names_the_place_where_the_prompt_left_the_entry() -> None:
-    store = make_store()
-    ask(store)
-    choice = store.plan(SLOT, chat(SYSTEM, HELLO[:50], BYE), None, SHAPE)
-    assert choice.diverged_at == 150
-    assert choice.reason(lambda p: f"message {p // 100}") == (
-        "The prompt leaves the retained entry in message 1; 136 tokens are reused."
-    )
-
-
 def test_a_deleted_slot_is_gone_and_what_runs_in_it_is_not_kept() -> None:
     store = make_store()
     ask(store)
-    running = store.take(store.plan(SLOT, chat(SYSTEM, BYE), None, SHAPE))
+    running = store.take(store.plan(SLOT, chat(SYSTEM, BYE), SHAPE))
     feed(running, BYE)
     assert store.delete(SLOT) == 2
     store.save(running)
@@ -386,7 +374,7 @@ def test_a_forked_slot_is_warm_and_independent() -> None:
 def test_clearing_forgets_everything_even_what_runs() -> None:
     store = make_store()
     ask(store)
-    store.take(store.plan(SLOT, CHAT, None, SHAPE)).lend()
+    store.take(store.plan(SLOT, CHAT, SHAPE)).lend()
     ask(store, slot=OTHER)
     assert store.n_bytes > 0
     store.clear()

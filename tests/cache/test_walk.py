@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.boundaries import PromptShape
-from cache.choice import Choice
-from cache.disk import DiskTier
+from cache.disk.tier import DiskTier
 from cache.entry import RunningEntry
-from cache.planner import CrossTurnSlotId, TokenIds
+from cache.planner import SlotKey, TokenIds
 from cache.ring import RingLimits
+from cache.selection import Choice
 from cache.store import Store
 from tests.fakes.cache_kit import UNIT, FakeClock, make_store
 from tests.fakes.fake_state import FakeCheckpoint, FakeState, chain
@@ -74,14 +74,13 @@ def begin(world: World) -> None:
         system_end=MESSAGE if len(starts) > 1 else 0,
     )
     tenant, key = TENANTS[world.below(3)], KEYS[world.below(3)]
-    slot = CrossTurnSlotId.for_session(tenant, key)
+    slot = SlotKey.for_session(tenant, key)
     ids = np.array(prompt, dtype=np.uint32)
-    world.store.recall(slot, ids, tenant)
-    choice = world.store.plan(slot, ids, tenant, shape if world.below(4) else None)
+    world.store.recall(slot, ids)
+    choice = world.store.plan(slot, ids, shape if world.below(4) else None)
     assert choice.plan.suffix_len >= 1
-    assert choice.reason()
     if choice.source is not None and choice.plan.reusable_len > 0:
-        assert choice.source.tenant == tenant
+        assert choice.source.slot.tenant == tenant
         assert choice.source.slot == slot or choice.plan.reusable_len <= shape.system_end
     running = world.store.take(choice)
     assert np.array_equal(running.ids.view, ids[: choice.plan.reusable_len])
@@ -153,13 +152,13 @@ def fail(world: World) -> None:
 
 def delete(world: World) -> None:
     tenant, key = TENANTS[world.below(3)], KEYS[world.below(3)]
-    world.store.delete(CrossTurnSlotId.for_session(tenant, key), tenant)
+    world.store.delete(SlotKey.for_session(tenant, key))
 
 
 def fork_slot(world: World) -> None:
     tenant = TENANTS[world.below(3)]
-    source, target = (CrossTurnSlotId.for_session(tenant, key) for key in (KEYS[world.below(3)], "copy"))
-    world.store.fork(source, target, tenant)
+    source, target = (SlotKey.for_session(tenant, key) for key in (KEYS[world.below(3)], "copy"))
+    world.store.fork(source, target)
 
 
 def write_behind(world: World) -> None:
@@ -234,7 +233,7 @@ def test_no_long_walk_breaks_an_invariant(budget_bytes: int) -> None:
     assert world.store.n_bytes <= budget_bytes
     for tenant in TENANTS:
         for info in world.store.slots(tenant):
-            world.store.delete(info.slot, tenant)
+            world.store.delete(info.slot)
     assert world.store.n_bytes == 0
 
 

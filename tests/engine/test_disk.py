@@ -14,7 +14,7 @@ from typing import get_args
 
 import pytest
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.codec import StateCodec
 from model.state import Checkpoint, Recurrent, State
 from tests.engine.test_warm_equals_cold import SCENARIO, Act, MakeLoop, Step, Walk
@@ -49,7 +49,7 @@ class RestartedWalk(Walk):
 
     def fork(self, source: int, target: int) -> None:
         """A session goes on under another key as well."""
-        old, new = (CrossTurnSlotId.for_session(None, f"session-{i}") for i in (source, target))
+        old, new = (SlotKey.for_session(None, f"session-{i}") for i in (source, target))
         if source != target:
             self._warm.loop.store.fork(old, new)
             self.done["slots forked"] += 1

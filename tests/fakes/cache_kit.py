@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cache.disk import DiskTier
-from cache.planner import AdapterId, CrossTurnPrefixMetadata, CrossTurnSlotId
+from cache.disk.tier import DiskTier
+from cache.planner import AdapterId, CrossTurnPrefixMetadata, SlotKey
 from cache.ring import RingLimits
 from cache.store import Store
 from tests.fakes.fake_state import FakeState, Geometry
@@ -21,8 +21,8 @@ METADATA = CrossTurnPrefixMetadata(
     chat_template_version=1,
 )
 
-SLOT = CrossTurnSlotId.for_session(None, "a")
-OTHER = CrossTurnSlotId.for_session(None, "b")
+SLOT = SlotKey.for_session(None, "a")
+OTHER = SlotKey.for_session(None, "b")
 
 UNIT = Geometry(row_bytes=10, snapshot_bytes=100, row_step=1)
 """Small round numbers, for counting bytes by hand."""

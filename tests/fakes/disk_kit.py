@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from cache.boundaries import PromptShape
-from cache.choice import Choice
-from cache.disk import DiskTier
-from cache.files import claim
-from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, TokenIds
+from cache.disk.files import claim
+from cache.disk.tier import DiskTier
+from cache.planner import CrossTurnPrefixMetadata, SlotKey, TokenIds
+from cache.selection import Choice
 from cache.store import Store
 from tests.fakes.cache_kit import METADATA, UNIT, make_store
 from tests.fakes.fake_codec import FakeCodec
@@ -25,7 +25,7 @@ def open_tier(
 ) -> DiskTier:
     return DiskTier(
         folder,
-        in_use=claim(folder),
+        claim=claim(folder),
         max_bytes=max_bytes,
         metadata=metadata,
         codec=FakeCodec(UNIT),
@@ -37,11 +37,11 @@ def open_store(folder: Path, *, max_bytes: int = 10**9, budget_bytes: int = 10**
     return make_store(budget_bytes=budget_bytes, disk=open_tier(folder, max_bytes=max_bytes))
 
 
-def ask(store: Store, slot: CrossTurnSlotId, ids: TokenIds, tenant: str | None = None) -> Choice:
+def ask(store: Store, slot: SlotKey, ids: TokenIds) -> Choice:
     """One request: recalled, planned, read, saved; its state is checked against a fresh run."""
     shape = PromptShape(message_starts=(0, 10), shared_points=(len(ids) - 2,), system_end=10)
-    store.recall(slot, ids, tenant)
-    choice = store.plan(slot, ids, tenant, shape)
+    store.recall(slot, ids)
+    choice = store.plan(slot, ids, shape)
     running = store.take(choice)
     state = running.state
     assert isinstance(state, FakeState)
@@ -69,7 +69,7 @@ def grow_until_killed(folder: Path, seed: int) -> None:
     """Conversations that grow and are cut, for ever."""
     chance = random.Random(seed)
     store = open_store(folder, max_bytes=60_000)
-    slots = [CrossTurnSlotId.for_session(None, key) for key in "abc"]
+    slots = [SlotKey.for_session(None, key) for key in "abc"]
     lengths = dict.fromkeys(slots, 100)
     for slot in slots:
         ask(store, slot, words(100, seed=slots.index(slot)))

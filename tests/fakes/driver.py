@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
 from server.engine.loop import EngineLoop
@@ -84,10 +84,9 @@ class Driver:
         self.loop.submit(
             GenerationRequest(
                 id=outcome.id,
-                slot=CrossTurnSlotId.for_session(tenant, session),
+                slot=SlotKey.for_session(tenant, session),
                 prompt=prompt if isinstance(prompt, RenderedPrompt) else plain_prompt(prompt),
                 max_tokens=max_tokens,
-                tenant=tenant,
                 sampling=sampling,
                 reply=reply or ReplyFormat(),
                 n_replies=n_replies,
@@ -105,7 +104,7 @@ class Driver:
 
     def read_ahead(self, prompt: RenderedPrompt, *, session: str | None = None) -> None:
         self.loop.read_ahead(
-            WarmRequest(f"ahead-{next(self._ids)}", CrossTurnSlotId.for_session(None, session), prompt)
+            WarmRequest(f"ahead-{next(self._ids)}", SlotKey.for_session(None, session), prompt)
         )
 
     def run(self) -> None:

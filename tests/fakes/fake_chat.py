@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cache.boundaries import PromptShape, due_while_decoding
-from cache.choice import Choice
 from cache.entry import RunningEntry
-from cache.planner import CrossTurnSlotId, TokenIds, longest_common_token_prefix
+from cache.planner import SlotKey, TokenIds, longest_common_token_prefix
+from cache.selection import Choice
 from cache.store import Store
 from tests.fakes.fake_state import FakeState
 
@@ -111,19 +111,18 @@ class Client:
 
     def ask(
         self,
-        slot: CrossTurnSlotId,
+        slot: SlotKey,
         messages: Sequence[Message],
         *,
         n_reply: int = 60,
         n_thought: int = 0,
         thinking: bool = True,
-        tenant: str | None = None,
         cancel_after: int | None = None,
     ) -> Message:
         """One request; returns the reply. ``cancel_after`` ends it after so many tokens read."""
         prompt = render(messages, thinking=thinking)
         known = max((longest_common_token_prefix(prompt.ids, s) for s in self.seen), default=0)
-        choice = self.store.plan(slot, prompt.ids, tenant, prompt.shape)
+        choice = self.store.plan(slot, prompt.ids, prompt.shape)
         running = self.store.take(choice)
         self.choices.append(replace(choice, source=None))
         n_read = self._prefill(running, choice, cancel_after)

@@ -1,4 +1,4 @@
-"""Integer states as arrays, and back (``cache.codec.StateCodec``)."""
+"""Integer states as arrays, and back (``cache.state.StateCodec``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cache.codec import Buffers
+from cache.state import Buffers
 from tests.fakes.fake_state import FakeCheckpoint, FakeState, Geometry
 
 

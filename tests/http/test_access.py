@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from server.settings import Settings
 from tests.fakes.fake_engine import FakeEngine, fake_served
 from tests.fakes.live_server import ASK, Live, error_of, live
@@ -52,7 +52,7 @@ def test_the_session_key_is_looked_for_in_order(
     server: Live, headers: dict[str, str], fields: dict[str, Any], key: str | None
 ) -> None:
     response = server.http.post("/v1/chat/completions", json={**ASK, **fields}, headers=headers)
-    assert response.json()["crossturn"]["slot"] == str(CrossTurnSlotId.for_session(None, key))
+    assert response.json()["crossturn"]["slot"] == str(SlotKey.for_session(None, key))
 
 
 def test_g04_preflights_need_no_key_and_answers_carry_cors_headers() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cache.planner import CrossTurnSlotId
+from cache.planner import SlotKey
 from model.text.deltas import ContentDelta
 from server.events import Finished, Progress, TokenLogprob
 from tests.fakes.fake_engine import FakeEngine, planned, says
@@ -122,7 +122,7 @@ def test_what_cannot_be_completed_is_refused_by_name(
 
 def test_metadata_may_name_the_session(server: Live) -> None:
     check_completion(complete(server, metadata={"session_id": "s"}).json())
-    assert server.engine.requests[-1].slot == CrossTurnSlotId.for_session(None, "s")
+    assert server.engine.requests[-1].slot == SlotKey.for_session(None, "s")
 
 
 def test_text_becomes_tokens_and_text_again(server: Live) -> None:

@@ -27,16 +27,16 @@ def test_f10_a_hub_model_is_called_by_its_repository_not_by_its_cache_folder(tmp
     )
 
 
-def test_sessions_share_system_prompts_unless_the_server_knows_tenants(tmp_path: Path) -> None:
+def test_e3_sessions_of_a_tenant_share_system_prompts_unless_told_otherwise(tmp_path: Path) -> None:
     shares = [
         _engine_options(settings, tmp_path).shares_prefixes
         for settings in (
             Settings(),
             Settings(api_keys=("k",)),
-            Settings(api_keys=("k",), share_prefixes=True),
+            Settings(share_prefixes=False),
         )
     ]
-    assert shares == [True, False, True]
+    assert shares == [True, True, False]
 
 
 def test_the_engine_holds_text_as_long_as_the_settings_say(tmp_path: Path) -> None:
