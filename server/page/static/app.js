@@ -198,10 +198,9 @@ const actions = {
     current.choose(node);
     draw();
   },
-  async branch(node) {
+  branch(node) {
     const twin = current.branch(node);
     conversations.unshift(twin);
-    if (node.plan) await forkSlot(node.plan.slot, twin.session);
     show(twin);
   },
   async answerCall(node, call, result) {
@@ -212,11 +211,6 @@ const actions = {
     else await reply(added);
   },
 };
-
-/** Let the branch begin with what the server remembers; without it the server reads once more. */
-async function forkSlot(slot, session) {
-  await api.post(`v1/slots/${slot}/fork`, { session_id: session }).catch(() => null);
-}
 
 // -- the server's memory ------------------------------------------------------------------------
 

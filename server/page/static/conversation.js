@@ -53,9 +53,10 @@ export class Conversation {
     return all[all.indexOf(node) + step];
   }
 
-  /** A conversation of its own that begins with the shown messages up to `last`. */
+  /** A conversation of its own that begins with the shown messages up to `last`. It stays in the same slot, which
+      keeps several conversations, so that nothing before the branch is read again. */
   branch(last) {
-    const twin = new Conversation({ title: `${this.title} (branch)` });
+    const twin = new Conversation({ session: this.session });
     let parent = null;
     for (const node of this.path()) {
       parent = twin.add(parent, structuredClone(node.message)).id;
