@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 from playwright.sync_api import Browser, expect
 
+from cache.shelf import Counters
+from model.text.deltas import ContentDelta
+from server.events import Event, GenerationRequest, Progress
 from tests.browser.conftest import Visit, visiting
+from tests.fakes.fake_engine import FakeEngine, planned
+from tests.fakes.live_server import live
 
 WEATHER = json.dumps(
     [
@@ -52,8 +59,12 @@ def test_text_is_shown_while_it_is_written(visit: Visit) -> None:
     page = visit.page
     page.evaluate("window.lengths = []")
     page.evaluate(
-        """() => new MutationObserver(() => lengths.push(document.querySelector(".message.assistant .text")
-             ?.innerText.length ?? 0)).observe(document.getElementById("thread"), {childList: true, subtree: true})"""
+        """() => {
+             const text = () => document.querySelector(".message.assistant .text");
+             const note = () => lengths.push(text()?.innerText.length);
+             new MutationObserver(note).observe(document.getElementById("thread"),
+                                                {childList: true, subtree: true});
+           }"""
     )
     page.fill("#prompt", "Count from one to thirty in words.")
     page.press("#prompt", "Enter")
@@ -63,19 +74,25 @@ def test_text_is_shown_while_it_is_written(visit: Visit) -> None:
     assert seen == sorted(seen)
 
 
-def test_escape_stops_a_reply_and_what_was_written_stays(visit: Visit) -> None:
-    page = visit.page
-    page.locator("#open-settings").click()
-    page.fill("#max_tokens", "4000")
-    for name, value in {"temperature": "2", "top_p": "1", "top_k": "0", "seed": "1"}.items():
-        page.fill(f"#{name}", value)  # so hot that no reply ends by itself
-    page.locator("#settings-done").click()
-    page.fill("#prompt", "Tell me a long story about everything you know.")
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(".message.assistant .text")
-    page.keyboard.press("Escape")
-    visit.wait()
-    expect(page.locator("#status")).to_have_text("Stopped.")
+def test_escape_stops_a_reply_and_what_was_written_stays(browser: Browser) -> None:
+    engine = FakeEngine(store=SimpleNamespace(n_bytes=0, budget_bytes=1, counters=Counters()))
+
+    def endless(request: GenerationRequest) -> Iterator[Event]:
+        yield planned(request)
+        yield Progress(0, (ContentDelta("And so"),))
+        assert engine.was_cancelled.wait(10)
+
+    engine.script = endless
+    with live(engine) as server, visiting(browser, server.url.removesuffix("/v1")) as visit:
+        visit.open()
+        visit.page.fill("#prompt", "Tell me a long story.")
+        visit.page.press("#prompt", "Enter")
+        expect(visit.page.locator(".message.assistant .text")).to_have_text("And so")
+        visit.page.keyboard.press("Escape")
+        visit.wait()
+        expect(visit.page.locator("#status")).to_have_text("Stopped.")
+        assert visit.texts("assistant") == ["And so"]
+        assert engine.was_cancelled.wait(10)
 
 
 def test_an_edit_begins_a_second_version_and_both_can_be_looked_at(visit: Visit) -> None:
