@@ -73,9 +73,9 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         adapter_path=settings.adapter_path,
         kv_bits=settings.kv_bits,
         context_length=settings.context_length,
-        memory_budget=settings.memory_budget_bytes,
+        memory_budget=settings.memory_budget,
         cache_dir=settings.cache_dir,
-        cache_dir_bytes=settings.cache_dir_bytes,
+        cache_dir_bytes=settings.cache_dir_size,
         shares_prefixes=settings.share_prefixes,
         ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
         loop=LoopOptions(
@@ -83,6 +83,6 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
             max_waiting=settings.max_waiting,
             reads_ahead=settings.idle_prefill,
             keeps_fed_ids=settings.keep_fed_ids,
-            stream_interval_s=settings.stream_interval_s,
+            stream_interval_s=settings.stream_interval_seconds,
         ),
     )

@@ -85,6 +85,6 @@ def serve_http(
         lifespan="off",
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(gateway.settings.drain_s) + 3,
+        timeout_graceful_shutdown=math.ceil(gateway.settings.drain_seconds) + 3,
     )
     DrainingServer(config, gateway, watch, on_ready).run(sockets=[listener])

@@ -1,89 +1,167 @@
-"""What an operator decides, as one frozen value. ``server/cli.py`` makes it, everybody may read it."""
+"""What an operator decides: every option once, with its name, its default and the sentence that explains it.
+
+``server/commands/options.py`` reads them from flags, the environment and a file. A room takes its own
+section, and is handed the whole :class:`Settings`, which is all of them.
+"""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic_settings import NoDecode
 
 from cache.ring import RingLimits
 
 ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+def _split(value: object) -> object:
+    """Text from a flag or the environment as the names in it, empty ones left out."""
+    if isinstance(value, str):
+        return tuple(name for part in value.split(",") if (name := part.strip()))
+    return value
 
 
-def parse_bytes(text: str) -> int:
-    """A size such as ``8GiB``, ``512M``, ``1.5g`` or ``1000000`` in bytes; units are powers of 1024.
-
-    Raises:
-        ValueError: ``text`` is not a positive size.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    n_bytes = int(float(match[1]) * 1024 ** _UNITS[match[2]]) if match else 0
-    if n_bytes <= 0:
-        raise ValueError(f"{text!r} is not a size; write it like 8GiB, 512M or 1000000")
-    return n_bytes
+def _path(value: object) -> object:
+    if value == "":
+        raise ValueError("an empty path is no path")
+    return Path(value).expanduser() if isinstance(value, str) else value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """One server's configuration.
+def _directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise ValueError(f"there is no directory {path}")
+    return path
 
-    Attributes:
-        host, port: where to listen; port 0 takes a free one.
-        model: ``demo``, a directory or a Hub repository.
-        adapter_path: a LoRA adapter to put over the model.
-        kv_bits: 8 or 4 to store keys and values in so many bits; None stores them as computed.
-        served_model_names: further names under which requests may ask for the model.
-        memory_budget_bytes: memory for retained conversations; None takes the machine's default.
-        cache_dir: a folder that keeps conversations across restarts; None keeps them in memory alone.
-        cache_dir_bytes: what that folder may hold.
-        context_length: at most this many tokens a conversation; None takes the checkpoint's limit.
-        max_running: sequences that decode together at most.
-        max_waiting: requests that may wait for a place; one more is refused with 503.
-        share_prefixes: share system-and-tools prefixes between the slots of a tenant.
-        idle_prefill: read ahead between turns.
-        keep_fed_ids: a message that reads the same keeps the ids that were fed for it.
-        ring_count, ring_ratio: checkpoints an entry keeps at most, and their bytes as a share of its state's.
-        api_keys: who may ask; empty lets everybody in.
-        cors_origins: browser origins that may call.
-        thinking: whether the model thinks where a request does not say; None leaves it to the template.
-        reasoning_field: under which name thoughts are sent.
-        max_body_bytes: longer request bodies are refused.
-        stream_interval_s: how long text may wait for more of it before a stream sends it; 0 sends every token
-            on its own.
-        keep_alive_s: a stream is silent at most that long.
-        stall_s: a request that makes no progress for so long is given up.
-        drain_s: how long running requests may finish when the server is told to stop.
-        log_level: of the ``crossturn`` logger.
-    """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    model: str = "demo"
-    adapter_path: Path | None = None
-    kv_bits: int | None = None
-    served_model_names: tuple[str, ...] = ()
-    memory_budget_bytes: int | None = None
-    cache_dir: Path | None = None
-    cache_dir_bytes: int = 16 * 1024**3
-    context_length: int | None = None
-    max_running: int = 16
-    max_waiting: int = 256
-    share_prefixes: bool = True
-    idle_prefill: bool = True
-    keep_fed_ids: bool = False
-    ring_count: int = RingLimits().max_count
-    ring_ratio: float = RingLimits().max_ratio
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    cors_origins: tuple[str, ...] = ("*",)
-    thinking: bool | None = None
-    reasoning_field: ReasoningField = "reasoning_content"
-    max_body_bytes: int = 32 * 1024**2
-    stream_interval_s: float = 0.04
-    keep_alive_s: float = 5.0
-    stall_s: float = 300.0
-    drain_s: float = 5.0
-    log_level: str = "info"
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    return path
+
+
+def _some(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise ValueError("it is given, but names nothing")
+    return names
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)]
+"""A flag that is given several times, or names between commas. Who gives it must name something."""
+SomePath = Annotated[Path, BeforeValidator(_path)]
+Directory = Annotated[SomePath, AfterValidator(_directory)]
+File = Annotated[SomePath, AfterValidator(_file)]
+Size = Annotated[ByteSize, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A room's options. The first line of a section's docstring is its heading in ``--help``."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, protected_namespaces=()
+    )
+
+
+class ModelSettings(Section):
+    """Model."""
+
+    model: str = Field("demo", min_length=1, description="demo, a directory, or a Hugging Face repository")
+    adapter_path: Directory | None = Field(
+        None, description="the directory of a LoRA adapter to put over the model"
+    )
+    kv_bits: Literal[8, 4] | None = Field(
+        None,
+        description="store keys and values in so many bits: less memory a token, less exact "
+        "(default: as computed)",
+    )
+    served_model_names: Names = Field(
+        (),
+        validation_alias=AliasChoices("served_model_names", "served_model_name"),
+        description="a further name that requests may use; repeatable, replies carry the first",
+    )
+    context_length: int | None = Field(
+        None, gt=0, description="longest conversation in tokens, reply included (default: the model's limit)"
+    )
+    thinking: bool | None = Field(
+        None, description="think or not where a request does not say (default: the chat template decides)"
+    )
+
+
+class CacheSettings(Section):
+    """Memory."""
+
+    memory_budget: Size | None = Field(
+        None, description="memory for retained conversations, e.g. 8GiB (default: from the machine)"
+    )
+    cache_dir: SomePath | None = Field(
+        None, description="a directory that keeps conversations across restarts (default: none)"
+    )
+    cache_dir_size: Size = Field(ByteSize(16 * 1024**3), description="what that directory may hold")
+    share_prefixes: bool = Field(True, description="share system prompts between sessions of a tenant")
+    ring_count: int = Field(
+        RingLimits().max_count, ge=2, description="checkpoints kept of a conversation at most"
+    )
+    ring_ratio: float = Field(
+        RingLimits().max_ratio,
+        gt=0,
+        allow_inf_nan=False,
+        description="their memory at most, as a share of the conversation's state",
+    )
+
+
+class EngineSettings(Section):
+    """Work."""
+
+    max_running: int = Field(16, gt=0, description="replies that are decoded together at most")
+    max_waiting: int = Field(256, gt=0, description="requests that may wait; one more is refused with 503")
+    idle_prefill: bool = Field(True, description="read the known part of the next prompt while idle")
+    keep_fed_ids: bool = Field(
+        False, description="a message that reads the same as what was fed keeps the tokens that were fed"
+    )
+    stream_interval_seconds: SecondsOrNone = Field(
+        0.04,
+        description="how long text may wait for more, where tokens come faster; 0 sends each on its own",
+    )
+
+
+class HttpSettings(Section):
+    """HTTP."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="0 takes a free one")
+    api_keys: Names = Field(
+        (),
+        validation_alias=AliasChoices("api_keys", "api_key"),
+        repr=False,
+        description="a key that requests must carry; repeatable, or comma-separated in CROSSTURN_API_KEYS",
+    )
+    cors_origins: Names = Field(
+        ("*",),
+        validation_alias=AliasChoices("cors_origins", "cors_origin"),
+        description="a browser origin that may call; repeatable",
+    )
+    reasoning_field: ReasoningField = Field("reasoning_content", description="where thoughts are sent")
+    max_body: Size = Field(ByteSize(32 * 1024**2), description="longest request body")
+    keep_alive_seconds: Seconds = Field(5.0, description="a stream is silent at most that long")
+    stall_seconds: Seconds = Field(300.0, description="give up on a request when nothing moves for so long")
+    drain_seconds: SecondsOrNone = Field(5.0, description="how long running requests may finish at the end")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="of the log on stderr"
+    )
+
+
+class Settings(ModelSettings, CacheSettings, EngineSettings, HttpSettings):
+    """One server's configuration."""
+
+
+SECTIONS: tuple[type[Section], ...] = (ModelSettings, CacheSettings, EngineSettings, HttpSettings)
+"""In the order of ``--help``. A file of settings may have a table for each: ``[model]``, ``[cache]``, ..."""
+
+
+def table_of(section: type[Section]) -> str:
+    """What the table of ``section`` is called in a file of settings."""
+    return section.__name__.removesuffix("Settings").lower()

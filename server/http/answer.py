@@ -65,8 +65,8 @@ class Answer:
                 self._frames(),
                 self.encoder,
                 headers=headers,
-                keep_alive_s=settings.keep_alive_s,
-                stall_s=settings.stall_s,
+                keep_alive_s=settings.keep_alive_seconds,
+                stall_s=settings.stall_seconds,
             )
         body = await run_until_disconnect(self._body(), request.receive)
         return Response(status_code=CLIENT_GONE) if body is None else JSONResponse(body, headers=headers)

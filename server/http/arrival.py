@@ -49,5 +49,5 @@ async def receive(request: Request, settings: Settings, *, prefix: str) -> Arriv
         created=int(time.time()),
         tenant=tenant,
         headers=request.headers,
-        body=await read_json_body(request, limit=settings.max_body_bytes),
+        body=await read_json_body(request, limit=settings.max_body),
     )

@@ -69,7 +69,7 @@ class Gateway:
         if self._is_draining:
             raise UnavailableError("The server is shutting down.", code="shutting_down", retry_after_s=10)
         record = RequestRecord(request_id, self.clock, self.metrics.observe)
-        return Run(self.engine, self._courier, record, live=self._live, stall_s=self.settings.stall_s)
+        return Run(self.engine, self._courier, record, live=self._live, stall_s=self.settings.stall_seconds)
 
     @cached_property
     def _courier(self) -> Courier:
@@ -128,7 +128,7 @@ class Gateway:
         self._is_draining = True
         if self._live:
             ends = [asyncio.ensure_future(run.ended.wait()) for run in self._live]
-            await asyncio.wait(ends, timeout=self.settings.drain_s)
+            await asyncio.wait(ends, timeout=self.settings.drain_seconds)
             self.end_runs()
             await asyncio.wait(ends)
 

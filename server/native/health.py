@@ -40,7 +40,7 @@ def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
     """The endpoints that need no key."""
     routes = APIRouter(tags=["server"])
     installed = version("crossturn")
-    pulse = Pulse(gateway.clock, gateway.settings.stall_s)
+    pulse = Pulse(gateway.clock, gateway.settings.stall_seconds)
 
     @routes.get(
         "/health",

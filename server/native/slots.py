@@ -78,7 +78,7 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
     )
     async def fork_slot(request: Request, slot: str) -> SlotForked:
         tenant = authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body_bytes)
+        body = await read_json_body(request, limit=settings.max_body)
         source = SlotKey(tenant, _slot_id(slot))
         target = SlotKey.for_session(tenant, parse(ForkRequest, body).session_id)
         if source == target:

@@ -39,13 +39,13 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def tokenize(request: Request) -> TokensBody:
         authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body_bytes)
+        body = await read_json_body(request, limit=settings.max_body)
         return await gateway.on_worker(lambda: _tokens(parse(TokenizeRequest, body), served))
 
     @routes.post("/detokenize", summary="The text of tokens", openapi_extra=takes(DetokenizeRequest))
     async def detokenize(request: Request) -> TextBody:
         authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body_bytes)
+        body = await read_json_body(request, limit=settings.max_body)
         return await gateway.on_worker(lambda: _text(parse(DetokenizeRequest, body), served))
 
     return routes

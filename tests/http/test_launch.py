@@ -40,7 +40,7 @@ def test_e3_sessions_of_a_tenant_share_system_prompts_unless_told_otherwise(tmp_
 
 
 def test_the_engine_holds_text_as_long_as_the_settings_say(tmp_path: Path) -> None:
-    options = _engine_options(Settings(stream_interval_s=0.5), tmp_path)
+    options = _engine_options(Settings(stream_interval_seconds=0.5), tmp_path)
     assert options.loop.stream_interval_s == 0.5
 
 

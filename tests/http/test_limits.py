@@ -48,7 +48,7 @@ def test_f08_the_models_endpoint_tells_the_true_limit() -> None:
 
 
 def test_f11_a_body_over_the_limit_is_refused_declared_or_not() -> None:
-    with live(settings=Settings(max_body_bytes=1000)) as server:
+    with live(settings=Settings(max_body=1000)) as server:
         long = {**ASK, "messages": [{"role": "user", "content": "x" * 2000}]}
         assert server.http.post("/v1/chat/completions", json=long).status_code == 413
         body = json.dumps(long).encode()

@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from model.text.tokenizer import TextTokenizer
-from server.cli import main, parser, settings_of
-from server.settings import Settings, parse_bytes
+from server.cli import main
 from tests.fakes.openai_types import check_chunk, check_error
 
 COMMAND = (sys.executable, "-m", "server.cli", "serve")
@@ -104,43 +103,6 @@ def test_h06_options_that_are_wrong_or_unknown_are_refused(
         main(["serve", *options])
     assert exit_info.value.code == 2
     assert options[0] in capsys.readouterr().err
-
-
-def test_no_options_are_the_settings_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CROSSTURN_API_KEYS", raising=False)
-    assert settings_of(parser().parse_args(["serve"])) == Settings()
-
-
-def test_options_become_settings_and_keys_of_the_environment_are_added(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CROSSTURN_API_KEYS", "b, c")
-    options = (
-        "--api-key a --api-key b --memory-budget 2GiB --no-thinking --served-model-name x "
-        "--stream-interval-seconds 0"
-    )
-    assert settings_of(parser().parse_args(["serve", *options.split(), "--stall-seconds", "9"])) == Settings(
-        api_keys=("a", "b", "c"),
-        memory_budget_bytes=2 * 1024**3,
-        thinking=False,
-        served_model_names=("x",),
-        stream_interval_s=0.0,
-        stall_s=9.0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "n_bytes"),
-    [("1", 1), ("8GiB", 8 * 1024**3), ("512M", 512 * 1024**2), ("1.5g", 3 * 1024**3 // 2), ("2 kb", 2048)],
-)
-def test_sizes_are_read_in_powers_of_1024(text: str, n_bytes: int) -> None:
-    assert parse_bytes(text) == n_bytes
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "8 apples", "1e9", "GiB", "nan"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a size"):
-        parse_bytes(text)
 
 
 @pytest.mark.slow

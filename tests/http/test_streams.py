@@ -51,7 +51,7 @@ def test_e10_a_proxy_neither_buffers_nor_keeps_a_stream() -> None:
 def test_comments_keep_a_silent_stream_alive() -> None:
     gate = Gate()
     with (
-        live(FakeEngine(gate), settings=Settings(keep_alive_s=0.01)) as server,
+        live(FakeEngine(gate), settings=Settings(keep_alive_seconds=0.01)) as server,
         server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
     ):
         lines: list[str] = []
@@ -71,7 +71,7 @@ def test_headers_of_a_waiting_request_come_with_the_first_comment() -> None:
         yield from says("late")(request)
 
     with (
-        live(FakeEngine(script), settings=Settings(keep_alive_s=0.01)) as server,
+        live(FakeEngine(script), settings=Settings(keep_alive_seconds=0.01)) as server,
         server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
     ):
         lines = response.iter_lines()
@@ -97,7 +97,7 @@ def test_comments_come_on_a_clock_whatever_is_being_done(phase: str) -> None:
         yield Finished(0, "stop", 10, 0)
 
     with (
-        live(FakeEngine(script), settings=Settings(keep_alive_s=0.02)) as server,
+        live(FakeEngine(script), settings=Settings(keep_alive_seconds=0.02)) as server,
         server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
     ):
         lines: list[str] = []
@@ -216,7 +216,7 @@ def _read_until(connection: socket.socket, marker: bytes) -> bytes:
 
 def test_e07_an_engine_that_stands_still_is_given_up() -> None:
     gate = Gate()
-    with live(FakeEngine(gate), settings=Settings(stall_s=0.05)) as server:
+    with live(FakeEngine(gate), settings=Settings(stall_seconds=0.05)) as server:
         frames = frames_of(server.chat(stream=True).text)
         assert server.engine.was_cancelled.wait(WAIT_S)
         gate.opened.set()
@@ -236,7 +236,7 @@ def test_e07_an_engine_that_works_on_others_is_waited_for() -> None:
 
     engine = FakeEngine(script)
     with (
-        live(engine, settings=Settings(stall_s=0.05, keep_alive_s=0.05)) as server,
+        live(engine, settings=Settings(stall_seconds=0.05, keep_alive_seconds=0.05)) as server,
         server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
     ):
         lines: list[str] = []
@@ -250,7 +250,7 @@ def test_e07_an_engine_that_works_on_others_is_waited_for() -> None:
 
 def test_g06_the_drain_lets_requests_finish_and_takes_no_more() -> None:
     gate = Gate()
-    with live(FakeEngine(gate), settings=Settings(drain_s=WAIT_S)) as server:
+    with live(FakeEngine(gate), settings=Settings(drain_seconds=WAIT_S)) as server:
         with server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response:
             lines = response.iter_lines()
             assert "data: " in next(lines)
@@ -266,7 +266,7 @@ def test_g06_the_drain_lets_requests_finish_and_takes_no_more() -> None:
 
 def test_g06_the_drain_ends_what_does_not_finish_in_time() -> None:
     gate = Gate()
-    with live(FakeEngine(gate), settings=Settings(drain_s=0.05)) as server:
+    with live(FakeEngine(gate), settings=Settings(drain_seconds=0.05)) as server:
         with server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response:
             lines = response.iter_lines()
             assert "data: " in next(lines)
@@ -288,7 +288,7 @@ def test_e07_a_client_that_takes_no_bytes_is_given_up() -> None:
 
     engine = FakeEngine(script)
     with (
-        live(engine, settings=Settings(stall_s=0.2)) as server,
+        live(engine, settings=Settings(stall_seconds=0.2)) as server,
         _connection(server, {**ASK, "stream": True}) as connection,
     ):
         assert engine.was_cancelled.wait(WAIT_S)

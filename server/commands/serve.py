@@ -1,0 +1,42 @@
+"""``crossturn serve``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from model.backend import prepare
+from server.commands.options import add_settings, settings_of
+from server.listen import listen
+from server.settings import Settings
+from server.signals import SignalWatch
+
+NAME = "serve"
+HELP = "serve a model over HTTP"
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """All settings."""
+    add_settings(parser)
+
+
+def run(chosen: Namespace) -> int:
+    """Serve until a signal ends it."""
+    serve(settings_of(chosen))
+    return 0
+
+
+def serve(settings: Settings) -> None:
+    """Check what is cheap to check, then load the model and serve it.
+
+    Raises:
+        CrossturnError: the server cannot start; the message is one line.
+    """
+    watch = SignalWatch()
+    with listen(settings.host, settings.port) as listener, watch.running():
+        prepare()
+        # Only now may MLX be imported, and these modules are what does it.
+        from server.launch import launch
+        from server.log import set_up
+
+        set_up(settings.log_level)
+        launch(settings, listener, watch)
