@@ -6,6 +6,8 @@ import socket
 import time
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from cache.ring import RingLimits
 from model.checkpoint.hub import resolve
 from model.text.chat import ChatFormat
@@ -71,7 +73,9 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
     return EngineOptions(
         model_path=path,
         adapter_path=settings.adapter_path,
+        dtype=settings.dtype,
         kv_bits=settings.kv_bits,
+        hashes_file=user_cache_path("crossturn") / "weights.json",
         context_length=settings.context_length,
         memory_budget=settings.memory_budget,
         cache_dir=settings.cache_dir,

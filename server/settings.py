@@ -6,6 +6,7 @@ section, and is handed the whole :class:`Settings`, which is all of them.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +28,8 @@ def _split(value: object) -> object:
 def _path(value: object) -> object:
     if value == "":
         raise ValueError("an empty path is no path")
-    return Path(value).expanduser() if isinstance(value, str) else value
+    # Unlike Path.expanduser, os.path's keeps what it cannot expand.
+    return Path(os.path.expanduser(value)) if isinstance(value, str) else value
 
 
 def _directory(path: Path) -> Path:
@@ -72,6 +74,11 @@ class ModelSettings(Section):
     model: str = Field("demo", min_length=1, description="demo, a directory, or a Hugging Face repository")
     adapter_path: Directory | None = Field(
         None, description="the directory of a LoRA adapter to put over the model"
+    )
+    dtype: Literal["float16", "bfloat16", "float32"] | None = Field(
+        None,
+        description="what to compute in; float16 is faster on chips without bfloat16, M1 and M2 "
+        "(default: the checkpoint's own, float32 on the CPU)",
     )
     kv_bits: Literal[8, 4] | None = Field(
         None,

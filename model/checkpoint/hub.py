@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+from model.checkpoint.shards import missing_files
 from model.errors import ModelNotFoundError
 
 DEMO = "demo"
 _DEMO_DIR = Path(__file__).parent.parent / "demo"
 # Weights, tokenizer and templates; no pickles, no code.
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+_log = logging.getLogger("crossturn.model")
 
 
 def resolve(name: str) -> Path:
     """The directory that holds checkpoint ``name``.
 
     Args:
-        name: ``demo``, a path, or ``org/repo``. A cached repository is used without any network.
+        name: ``demo``, a path, or ``org/repo``. A repository that is whole in the cache is used without any
+            network; one that is not is completed.
 
     Raises:
         ModelNotFoundError: it is nowhere, or could only be had from a network that is not there.
@@ -41,29 +47,82 @@ def _checked(path: Path) -> Path:
 
 
 def _from_hub(repo: str) -> Path:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        cached = Path(snapshot_download(repo, local_files_only=True, allow_patterns=_PATTERNS))
-        if any(cached.glob("*.safetensors")):
-            return _checked(cached)
-    except LocalEntryNotFoundError:
-        pass  # not cached: the network is asked below
+        cached = _cached(repo)
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"there is no directory {repo}, nor can a repository have that name"
         ) from error
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+    missing = ["everything"] if cached is None else _missing(cached.path)
+    if cached is not None and cached.is_complete and not missing:
+        return cached.path
+    lacking = (
+        f"{repo} is not in the Hugging Face cache"
+        if cached is None
+        else f"{repo} is not complete in the Hugging Face cache, which lacks {', '.join(missing)},"
+    )
+    if _is_offline():
+        if cached is not None and not missing:
+            return cached.path  # what lacks is of no use here
         raise ModelNotFoundError(
-            f"{repo} is not in the Hugging Face cache and HF_HUB_OFFLINE is set: unset it once to download, "
-            "or name a local directory"
+            f"{lacking} and HF_HUB_OFFLINE is set: unset it once to download, or name a local directory"
         )
     try:
-        return _checked(Path(snapshot_download(repo, allow_patterns=_PATTERNS, max_workers=4)))
+        path = _download(repo)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if cached is not None and not missing:
+            _log.warning("%s is used as it is in the cache: the rest cannot be downloaded (%s)", repo, reason)
+            return cached.path
         raise ModelNotFoundError(
-            f"{repo} is not in the Hugging Face cache and cannot be downloaded ({reason}): "
-            "check the name and the network, or name a local directory"
+            f"{lacking} and cannot be downloaded ({reason}): check the name and the network, or name a local "
+            "directory"
         ) from error
+    if missing := _missing(path):
+        raise ModelNotFoundError(
+            f"the repository {repo} is no checkpoint of a chat model: it lacks {', '.join(missing)}"
+        )
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """What of a repository is on this machine.
+
+    Attributes:
+        is_complete: as far as its list of files, if that is there too, tells.
+    """
+
+    path: Path
+    is_complete: bool
+
+
+def _cached(repo: str) -> _Cached | None:
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
+
+    try:
+        return _Cached(Path(snapshot_download(repo, local_files_only=True, allow_patterns=_PATTERNS)), True)
+    except IncompleteSnapshotError:
+        config = try_to_load_from_cache(repo, "config.json")
+        return _Cached(Path(config).parent, False) if isinstance(config, str) else None
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _download(repo: str) -> Path:
+    """All of ``repo`` that a server needs; what is already there is not fetched again."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(repo, allow_patterns=_PATTERNS, max_workers=4))
+
+
+def _missing(path: Path) -> list[str]:
+    needed = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    return needed + missing_files(path)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}

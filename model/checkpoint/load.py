@@ -18,6 +18,7 @@ from model.backend import detect
 from model.blas import use_one_thread
 from model.checkpoint.config import ModelConfig, read_config, read_json, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint, hash_files
+from model.checkpoint.hashes import HashMemory
 from model.checkpoint.quantisation import declared_in, quantise_modules, without_fp8
 from model.checkpoint.shards import INDEX, Shards, read_shards
 from model.checkpoint.weights import (
@@ -36,7 +37,12 @@ _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16
 
 
 def load(
-    path: Path, *, adapter_path: Path | None = None, dtype: str | None = None, kv_bits: int | None = None
+    path: Path,
+    *,
+    adapter_path: Path | None = None,
+    dtype: str | None = None,
+    kv_bits: int | None = None,
+    hashes_file: Path | None = None,
 ) -> Forward:
     """The model in directory ``path``, its weights in memory. Call on the thread that will run it.
 
@@ -45,6 +51,7 @@ def load(
         adapter_path: a directory with a LoRA or DoRA adapter in mlx-lm's format.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None takes what suits the device.
         kv_bits: 8 or 4 to store keys and values in so many bits each; None keeps them in ``dtype``.
+        hashes_file: a small file that remembers the weights' hash; None reads them all to hash them.
 
     Raises:
         CheckpointError: not a Qwen3.5-family checkpoint, or files are missing or do not fit.
@@ -59,7 +66,9 @@ def load(
     compute = _cast(model, dtype or backend.dtype)
     mx.eval(model.parameters())
     fingerprint = ModelFingerprint(
-        model=hash_files([path / "config.json", *shards.files]),
+        model=(HashMemory(hashes_file).hash_files if hashes_file else hash_files)(
+            [path / "config.json", *shards.files]
+        ),
         adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
         dtype=str(compute).removeprefix("mlx.core."),
         kv_bits=_checked_bits(kv_bits, config),

@@ -100,6 +100,19 @@ def read_shards(path: Path) -> Shards:
     return _indexed(path, read_json(index)) if index.exists() else _all_in(path)
 
 
+def missing_files(path: Path) -> list[str]:
+    """Files of weights that directory ``path`` ought to hold and does not, as far as can be told."""
+    index = path / INDEX
+    if index.exists():
+        where = read_json(index).get("weight_map")
+        named = (
+            {file for file in where.values() if isinstance(file, str)} if isinstance(where, dict) else set()
+        )
+        return sorted(file for file in named if not (path / file).exists())
+    names = [file.name for file in path.glob("model*.safetensors") if file.exists()]
+    return _missing_numbers(names) if names else ["model.safetensors"]
+
+
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
+from mlx_lm.models.gated_delta import gated_delta_kernel
 
 from model.backend import BackendKind
 from model.checkpoint.config import ModelConfig
@@ -103,8 +104,6 @@ def delta_rule_for(kind: BackendKind, config: ModelConfig, exp: Unary) -> DeltaR
 
 def _metal(inputs: Iterable[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
     """q, k, v, log decay and beta as [B, T, ...] through mlx-lm's kernel (its decay is linear)."""
-    from mlx_lm.models.gated_delta import gated_delta_kernel
-
     q, k, v, log_decay, beta = inputs
     out, state = gated_delta_kernel(q.astype(v.dtype), k.astype(v.dtype), v, mx.exp(log_decay), beta, state)
     return out, state

@@ -239,11 +239,12 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_template(path: Path, config: dict[str, Any]) -> str | None:
-    """``chat_template.jinja`` if there is one, else the (default) template of tokenizer_config.json."""
+    """That of ``chat_template.jinja``, else of ``chat_template.json``, else (perhaps one of several) of
+    ``tokenizer_config.json``."""
     file = path / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    template = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")

@@ -15,6 +15,7 @@ from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
 from model.backend import Backend, detect, settle_memory
+from model.checkpoint.config import ModelConfig, read_config
 from model.checkpoint.load import load
 from model.codec import StateCodec
 from model.errors import ModelError
@@ -32,7 +33,9 @@ class EngineOptions:
     Attributes:
         model_path: folder of the checkpoint.
         adapter_path: folder of a LoRA adapter made by mlx-lm, or None.
+        dtype: what to compute in, ``float16``, ``bfloat16`` or ``float32``; None for what suits the device.
         kv_bits: 8 or 4 to store keys and values in so many bits, or None.
+        hashes_file: remembers the hash of the weights between starts, or None.
         context_length: tokens of a prompt and its reply together; None for the model's own limit.
         memory_budget: bytes for retained conversations; None for what the machine allows.
         cache_dir: a folder that keeps conversations across restarts, or None.
@@ -44,7 +47,9 @@ class EngineOptions:
 
     model_path: Path
     adapter_path: Path | None = None
+    dtype: str | None = None
     kv_bits: int | None = None
+    hashes_file: Path | None = None
     context_length: int | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
@@ -60,13 +65,18 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     Raises:
         ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
     """
-    folder_claim = (
-        None if options.cache_dir is None else _claim(options.cache_dir)
-    )  # before anything is loaded
+    # What can be refused is refused before anything is loaded.
+    folder_claim = None if options.cache_dir is None else _claim(options.cache_dir)
+    context_length = _context_length(read_config(options.model_path), options.context_length)
     backend = detect()
-    forward = load(options.model_path, adapter_path=options.adapter_path, kv_bits=options.kv_bits)
+    forward = load(
+        options.model_path,
+        adapter_path=options.adapter_path,
+        dtype=options.dtype,
+        kv_bits=options.kv_bits,
+        hashes_file=options.hashes_file,
+    )
     forward.warm_up()
-    context_length = min(options.context_length or forward.config.max_context, forward.config.max_context)
     budget_bytes = options.memory_budget or default_budget(backend, forward)
     room = backend.n_memory_bytes - forward.n_weight_bytes - budget_bytes
     forward.fit_parts(room)
@@ -97,6 +107,15 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         vocab_size=forward.config.vocab_size,
     )
     return loop, info
+
+
+def _context_length(config: ModelConfig, asked: int | None) -> int:
+    if asked is not None and asked > config.max_context:
+        raise ModelError(
+            f"a context of {asked} tokens is above the model's limit of {config.max_context}; only a "
+            "config.json that stretches its positions (rope_scaling) allows more"
+        )
+    return asked or config.max_context
 
 
 def default_budget(backend: Backend, forward: Forward) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from model.checkpoint.hub import resolve
 from server.cli import main, parser
 from server.commands.options import settings_of
 from server.settings import SECTIONS, Settings
@@ -148,3 +149,24 @@ def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--{name.replace('_', '-')}" in told
     assert "--memory-budget SIZE" in told
     assert "ByteSize" not in told
+
+
+@pytest.mark.parametrize("home", ["~/x", "~nobody-here/x"])
+def test_l7_a_tilde_is_the_home_folder_in_every_path_option(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x").mkdir()
+    known = home.startswith("~/")
+    assert read(f"--cache-dir={home}").cache_dir == (tmp_path / "x" if known else Path(home))
+    paths = [name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)]
+    assert sorted(paths) == ["adapter_path", "cache_dir"]
+    if known:
+        assert read("--adapter-path=~/x").adapter_path == tmp_path / "x"
+        (tmp_path / "x" / "config.json").write_text("{}")
+        assert resolve(read("--model=~/x").model) == tmp_path / "x"
+
+
+def test_m8_a_dtype_is_one_of_three(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read("--dtype", "float16").dtype == "float16"
+    assert "--dtype: input should be 'float16', 'bfloat16'" in complaint(capsys, "--dtype", "float8")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
 
+import model.checkpoint.hub as hub
 from model.checkpoint.hub import resolve
+from model.checkpoint.shards import INDEX
 from model.errors import ModelNotFoundError
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -53,9 +57,122 @@ def test_what_can_only_be_a_path_is_not_looked_for_on_the_hub(name: str) -> None
         resolve(name)
 
 
+WHOLE = ("config.json", "tokenizer.json", "model.safetensors")
+
+
 def test_h04_a_cached_repository_needs_no_network(cache: Path) -> None:
-    snapshot = put_into_cache(cache, "org/model", ("config.json", "model.safetensors"))
+    snapshot = put_into_cache(cache, "org/model", WHOLE)
     assert resolve("org/model") == snapshot
+
+
+SHARDED = ("config.json", "tokenizer.json", INDEX, "model-00001-of-00002.safetensors")
+SECOND = "model-00002-of-00002.safetensors"
+INCOMPLETE = [
+    (SHARDED, SECOND),
+    (tuple(name for name in SHARDED if name != INDEX), SECOND),
+    (("config.json", "model.safetensors"), "tokenizer.json"),
+    (("config.json", "tokenizer.json"), "model.safetensors"),
+]
+
+
+def put_incomplete(cache: Path, names: tuple[str, ...]) -> Path:
+    snapshot = put_into_cache(cache, "org/model", names)
+    if INDEX in names:
+        where = {"a": "model-00001-of-00002.safetensors", "b": SECOND}
+        (snapshot / INDEX).write_text(json.dumps({"weight_map": where}))
+    return snapshot
+
+
+@pytest.mark.parametrize(("names", "missing"), INCOMPLETE)
+def test_l5_an_incomplete_snapshot_is_refused_offline_with_what_it_lacks(
+    names: tuple[str, ...], missing: str, cache: Path
+) -> None:
+    put_incomplete(cache, names)
+    with pytest.raises(ModelNotFoundError, match=f"lacks {missing}, and HF_HUB_OFFLINE is set"):
+        resolve("org/model")
+
+
+@pytest.fixture
+def online(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    return cache
+
+
+@pytest.mark.parametrize(("names", "missing"), INCOMPLETE)
+def test_l5_an_incomplete_snapshot_is_completed(
+    names: tuple[str, ...], missing: str, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = put_incomplete(online, names)
+
+    def download(repo: str) -> Path:
+        assert repo == "org/model"
+        (snapshot / missing).write_text("{}")
+        return snapshot
+
+    monkeypatch.setattr(hub, "_download", download)
+    assert resolve("org/model") == snapshot
+
+
+def test_l5_a_snapshot_with_a_link_to_nothing_is_incomplete(cache: Path) -> None:
+    snapshot = put_into_cache(cache, "org/model", WHOLE)
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(cache / "blobs" / "gone")
+    with pytest.raises(ModelNotFoundError, match=r"lacks model\.safetensors"):
+        resolve("org/model")
+
+
+def write_listing(cache: Path, names: tuple[str, ...]) -> None:
+    """The list of a repository's files, as the Hub's own client keeps it."""
+    entries = {name: TreeCacheEntry(2, "0" * 40, None, None, None) for name in names}
+    write_tree_cache(str(cache / "models--org--model"), REVISION, entries)
+
+
+def test_l5_a_snapshot_that_lacks_nothing_that_is_needed_is_used_offline(cache: Path) -> None:
+    snapshot = put_into_cache(cache, "org/model", WHOLE)
+    write_listing(cache, (*WHOLE, "vocab.json"))
+    assert resolve("org/model") == snapshot
+
+
+def test_l5_a_snapshot_that_lacks_a_listed_file_is_completed_where_that_can_be(
+    online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = put_into_cache(online, "org/model", WHOLE)
+    write_listing(online, (*WHOLE, "chat_template.jinja"))
+    asked: list[str] = []
+
+    def download(repo: str) -> Path:
+        asked.append(repo)
+        if len(asked) > 1:
+            raise OSError("no network")
+        return snapshot
+
+    monkeypatch.setattr(hub, "_download", download)
+    assert [resolve("org/model") for _ in range(2)] == [snapshot] * 2
+    assert asked == ["org/model"] * 2
+
+
+def test_l5_a_repository_that_is_no_chat_model_is_told_so(
+    online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = put_into_cache(online, "org/model", ("config.json",))
+    monkeypatch.setattr(hub, "_download", lambda _: snapshot)
+    with pytest.raises(ModelNotFoundError, match=r"is no checkpoint .* lacks tokenizer\.json, model\.saf"):
+        resolve("org/model")
+
+
+def test_l5_what_cannot_be_completed_is_refused_with_what_it_lacks(
+    online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_into_cache(online, "org/model", ("config.json", "tokenizer.json"))
+
+    def download(repo: str) -> Path:
+        raise OSError(f"no route to {repo}")
+
+    monkeypatch.setattr(hub, "_download", download)
+    with pytest.raises(
+        ModelNotFoundError, match=r"lacks model\.safetensors, and cannot be downloaded \(no route"
+    ):
+        resolve("org/model")
 
 
 def test_h04_an_uncached_repository_is_refused_offline_with_the_fix(cache: Path) -> None:

@@ -157,6 +157,16 @@ def test_the_template_file_beats_the_tokenizer_config(tmp_path: Path) -> None:
     assert TextTokenizer.from_dir(tmp_path).chat_template == "new"
 
 
+def test_l7_a_template_in_a_json_file_of_its_own_is_found(tmp_path: Path) -> None:
+    _write_checkpoint(tmp_path, tokenizer_config={})
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "own"}))
+    assert TextTokenizer.from_dir(tmp_path).chat_template == "own"
+    _write_checkpoint(tmp_path, tokenizer_config={"chat_template": "old"})
+    assert TextTokenizer.from_dir(tmp_path).chat_template == "own"
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert TextTokenizer.from_dir(tmp_path).chat_template == "new"
+
+
 def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^no readable tokenizer\.json in [^\n]*$"):
         TextTokenizer.from_dir(tmp_path)
