@@ -108,6 +108,9 @@ class CacheSettings(Section):
         None, description="a directory that keeps conversations across restarts (default: none)"
     )
     cache_dir_size: Size = Field(ByteSize(16 * 1024**3), description="what that directory may hold")
+    response_store: Size = Field(
+        ByteSize(256 * 1024**2), description="what responses kept under their ids may take"
+    )
     share_prefixes: bool = Field(True, description="share system prompts between sessions of a tenant")
     ring_count: int = Field(
         RingLimits().max_count, ge=2, description="checkpoints kept of a conversation at most"

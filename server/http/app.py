@@ -15,8 +15,9 @@ from server.native.dialect import NATIVE
 from server.openai.dialect import OPENAI
 from server.page.page import read_page
 from server.page.page import router as page_files
+from server.responses.dialect import RESPONSES
 
-DIALECTS = (OPENAI, NATIVE)
+DIALECTS = (OPENAI, RESPONSES, NATIVE)
 """All rooms of endpoints that are served."""
 
 

@@ -45,7 +45,7 @@ async def receive(request: Request, settings: Settings, *, prefix: str) -> Arriv
     """
     tenant = authenticate(request.headers, settings.api_keys)
     return Arrival(
-        id=f"{prefix}-{uuid.uuid4().hex}",
+        id=f"{prefix}{'' if prefix.endswith('_') else '-'}{uuid.uuid4().hex}",
         created=int(time.time()),
         tenant=tenant,
         headers=request.headers,

@@ -60,6 +60,17 @@ class Gateway:
         """Run ``fn`` on the one thread that parses and renders, so that the loop stays free."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, lambda: fn(*args, **kwargs))
 
+    def later_on_worker(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have that thread run ``fn`` before whatever it is handed from now on; nobody waits for it."""
+
+        def guarded() -> None:
+            try:
+                fn(*args, **kwargs)
+            except Exception:
+                log.exception("fault on the worker thread")
+
+        self._worker.submit(guarded)
+
     def new_run(self, request_id: str) -> Run:
         """A run that the drain will know of.
 

@@ -18,6 +18,7 @@ from tests.fakes.openai_types import (
     check_model,
     check_models,
 )
+from tests.fakes.response_stream import ResponseStream, check_of_response_path
 
 Check = Callable[[dict[str, Any]], object]
 
@@ -42,7 +43,7 @@ class CheckedApp:
         if scope["type"] != "http" or scope["method"] in ("HEAD", "OPTIONS"):
             await self.app(scope, receive, send)
             return
-        reader = _Reader(scope["path"])
+        reader = _Reader(scope["path"], scope["method"])
 
         async def read_along(message: Message) -> None:
             try:
@@ -57,8 +58,10 @@ class CheckedApp:
 class _Reader:
     """One response as it is sent."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, method: str) -> None:
         self._path = path
+        self._check_of_response = check_of_response_path(method, path)
+        self._responses = ResponseStream()
         self._status = 0
         self._is_stream = False
         self._held = b""
@@ -90,10 +93,14 @@ class _Reader:
             return check_error
         if self._path == "/v1/models":
             return check_models
+        if self._check_of_response is not None:
+            return self._check_of_response
         return check_model if self._path.startswith("/v1/models/") else WHOLE.get(self._path)
 
     def _read_frames(self, is_last: bool) -> int:
         *frames, self._held = self._held.split(b"\n\n")
+        if self._check_of_response is not None:
+            return self._responses.read([frame.decode() for frame in frames], is_last=is_last)
         data = [frame.removeprefix(b"data: ").decode() for frame in frames if not frame.startswith(b":")]
         for frame in data:
             assert not self._is_done, "something follows [DONE]"

@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 from openai.types import Completion, ErrorObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import BaseModel, TypeAdapter
 
 M = TypeVar("M", bound=BaseModel)
@@ -17,6 +20,10 @@ EXTENSIONS: dict[str, frozenset[str]] = {
     "ChoiceDelta": frozenset({"reasoning_content", "reasoning"}),
     "Completion": frozenset({"crossturn"}),
     "Model": frozenset({"context_length", "max_model_len"}),
+    # Open Responses has these of OpenAI's own responses, whose types lack them; calls do have a status.
+    "Response": frozenset({"crossturn", "store", "presence_penalty", "frequency_penalty"}),
+    "ResponseCustomToolCall": frozenset({"status"}),
+    "WebSearchTool": frozenset({"search_content_types"}),
 }
 """What this server adds, by the type it adds it to."""
 
@@ -44,6 +51,61 @@ def check_completion(body: dict[str, Any]) -> Completion:
     usage = {} if body.get("usage", 0) is None else {"usage": body.get("usage")} if "usage" in body else {}
     rest = {name: value for name, value in body.items() if name not in ("choices", "usage")}
     return _checked(Completion, {**rest, **usage, "choices": choices})
+
+
+RESPONSE_FIELDS = (
+    *("background", "completed_at", "error", "frequency_penalty", "incomplete_details", "instructions"),
+    *("max_output_tokens", "max_tool_calls", "metadata", "presence_penalty", "previous_response_id"),
+    *("prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "status", "store"),
+    *("temperature", "text", "top_logprobs", "top_p", "truncation", "usage", "user"),
+)
+"""What OpenAI's responses always have besides what their type requires, though it may be null."""
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def check_response(body: dict[str, Any]) -> Response:
+    """``body`` as a response, whole or in the making."""
+    _require(body, *RESPONSE_FIELDS)
+    for item in body["output"]:
+        check_item(item)
+    return _checked(Response, body)
+
+
+def check_event(body: dict[str, Any]) -> Any:
+    """``body`` as an event of a streamed response."""
+    if "response" in body:
+        check_response(body["response"])
+    if "item" in body:
+        check_item(body["item"])
+    event = _EVENT.validate_python(body, strict=True)
+    assert event.type == body["type"], f"{body['type']} is none of OpenAI's events"
+    _refuse_extras(event, body["type"])
+    return event
+
+
+def check_item(item: dict[str, Any]) -> None:
+    """``item`` as one that was made or is kept."""
+    _require(item, "id", "type", "status")
+    for part in item.get("content") or ():
+        if part["type"] == "output_text" and item["role"] == "assistant":
+            _require(part, "annotations")
+
+
+def check_items(body: dict[str, Any]) -> ResponseItemList:
+    """``body`` as a page of items."""
+    for item in body["data"]:
+        check_item(item)
+    return _checked(ResponseItemList, body)
+
+
+def check_input_tokens(body: dict[str, Any]) -> InputTokenCountResponse:
+    """``body`` as the length of a prompt."""
+    return _checked(InputTokenCountResponse, body)
+
+
+def check_deleted(body: dict[str, Any]) -> None:
+    """``body`` as what is left of a deleted response."""
+    assert body == {"id": body["id"], "object": "response", "deleted": True}
 
 
 def check_model(body: dict[str, Any]) -> Model:

@@ -1,0 +1,192 @@
+"""Encodes the events of one reply: as the events of a stream, or as one body."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.errors import UnavailableError, error_body
+from server.events import Event, Finished, Planned, Progress, TokenLogprob
+from server.http.stream import COMMENT, Frame
+from server.responses.output_items import Call, ItemStatus, Message, OutputItem, Thought, call_of
+from server.responses.reply_schema import EventBody, ItemBody, ResponseBody, ResponseUsage, Status
+from server.responses.toolbox import Toolbox
+from server.turn.reply import Replies
+
+Logprobs = Callable[[Sequence[TokenLogprob]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyShape:
+    """What the request decides about its response's form.
+
+    Attributes:
+        fields: the request's fields as the response gives them back, and its id, model and time.
+        toolbox: what the client calls the tools.
+        as_summary: thoughts are told as summaries.
+        seal: makes the blob of a thought that the client carries; None where it wants none.
+        logprobs: log probabilities as bodies; None where the client wants none.
+        clock: Unix time.
+    """
+
+    fields: dict[str, Any]
+    toolbox: Toolbox
+    as_summary: bool = False
+    seal: Callable[[str], str] | None = None
+    logprobs: Logprobs | None = None
+    clock: Callable[[], float] = time.time
+
+
+OnEnd = Callable[[ResponseBody], None]
+
+
+class ResponseEncoder:
+    """Encodes the one reply of a request.
+
+    Args:
+        shape: the response's form.
+        on_end: called with the whole body before anybody is told of the end, so that who goes on from the
+            response finds it.
+    """
+
+    keep_alive = COMMENT
+    last = b""
+
+    def __init__(self, shape: ReplyShape, on_end: OnEnd = lambda _: None) -> None:
+        self.replies = Replies()
+        self._shape = shape
+        self._on_end = on_end
+        self._items: list[OutputItem] = []
+        self._done: list[ItemBody] = []
+        self._body: ResponseBody | None = None
+        self._n_events = 0
+
+    def frames(self, event: Event) -> Iterator[Frame]:
+        """Take in ``event``; the frames of the stream that it makes."""
+        self.replies.take_in(event)
+        return map(self._frame, self._events(event))
+
+    def body(self) -> ResponseBody:
+        """The whole response, once every event was taken in."""
+        assert self._body is not None
+        return self._body
+
+    def failure(self, error: Exception) -> Iterator[Frame]:
+        """The response as far as it has come, and why it goes no further; before that the error alone."""
+        told = error_body(error)["error"]
+        if not self.replies.plans:
+            fields = {name: told[name] for name in ("code", "message", "param")}
+            yield self._frame({"type": "error", **fields})
+            return
+        failed = self._response("failed", self._done)
+        # These two are all that OpenAI's own vocabulary has for faults of a server.
+        code = "rate_limit_exceeded" if isinstance(error, UnavailableError) else "server_error"
+        failed["error"] = {"code": code, "message": told["message"]}
+        yield self._frame({"type": "response.failed", "response": failed})
+
+    def _frame(self, body: EventBody) -> Frame:
+        self._n_events += 1
+        numbered = {"type": body["type"], "sequence_number": self._n_events - 1, **body}
+        return Frame(numbered, event=body["type"])
+
+    def _events(self, event: Event) -> Iterator[EventBody]:
+        match event:
+            case Planned():
+                yield {"type": "response.created", "response": self._response("in_progress", [])}
+                yield {"type": "response.in_progress", "response": self._response("in_progress", [])}
+            case Progress():
+                yield from self._growth(event)
+            case Finished():
+                yield from self._ending(event)
+
+    def _growth(self, event: Progress) -> Iterator[EventBody]:
+        logprobs = [] if self._shape.logprobs is None else self._shape.logprobs(event.logprobs)
+        for delta in event.deltas:
+            if isinstance(delta, ContentDelta):
+                yield from self._say(delta.text, logprobs)
+                logprobs = []
+            else:
+                yield from self._think_or_call(delta)
+
+    def _think_or_call(self, delta: Delta) -> Iterator[EventBody]:
+        match delta:
+            case ReasoningDelta():
+                thought = self._last(Thought)
+                if thought is None:
+                    shape = self._shape
+                    thought = Thought(len(self._items), as_summary=shape.as_summary, seal=shape.seal)
+                    yield from self._open(thought)
+                yield from thought.grow(delta.text)
+            case ToolCallStart():
+                origin = self._shape.toolbox.origin(delta.name)
+                yield from self._open(call_of(len(self._items), delta.id, origin))
+            case ToolCallArguments():
+                call = self._last(Call)
+                assert call is not None, "arguments follow the start of their call"
+                yield from call.grow(delta.json_fragment)
+
+    def _say(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[EventBody]:
+        message = self._last(Message)
+        if message is None:
+            message = Message(len(self._items))
+            yield from self._open(message)
+        yield from message.grow(text, logprobs)
+
+    def _last(self, kind: type[Any]) -> Any:
+        """The item in the making, if it is of ``kind``."""
+        last = self._items[-1] if self._items else None
+        return last if isinstance(last, kind) else None
+
+    def _open(self, item: OutputItem) -> Iterator[EventBody]:
+        yield from self._close("completed")
+        self._items.append(item)
+        yield from item.open()
+
+    def _close(self, status: ItemStatus) -> Iterator[EventBody]:
+        if len(self._done) < len(self._items):
+            yield from self._items[-1].close(status)
+            self._done.append(self._items[-1].body(status))
+
+    def _ending(self, event: Finished) -> Iterator[EventBody]:
+        is_cut = event.reason == "length"
+        if not is_cut and not any(isinstance(item, Message | Call) for item in self._items):
+            # Clients take a turn without an answer for a fault: one that says nothing says so.
+            yield from self._open(Message(len(self._items)))
+        yield from self._close("incomplete" if is_cut else "completed")
+        status: Status = "incomplete" if is_cut else "completed"
+        self._body = self._response(status, self._done)
+        self._body["usage"] = self._usage(event)
+        if is_cut:
+            self._body["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._body["completed_at"] = int(self._shape.clock())
+        self._on_end(self._body)
+        yield {"type": f"response.{status}", "response": self._body}
+
+    def _response(self, status: Status, output: list[ItemBody]) -> ResponseBody:
+        body = {
+            **self._shape.fields,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(output),
+            "usage": None,
+        }
+        if self.replies.plans:
+            body["crossturn"] = asdict(self.replies.plans[0])
+        return cast(ResponseBody, body)
+
+    def _usage(self, end: Finished) -> ResponseUsage:
+        plan = self.replies.plans[0]
+        n_prompt, n_reused = plan.prompt_tokens, plan.reused_tokens
+        return ResponseUsage(
+            input_tokens=n_prompt,
+            input_tokens_details={"cached_tokens": n_reused, "cache_write_tokens": n_prompt - n_reused},
+            output_tokens=end.n_tokens,
+            output_tokens_details={"reasoning_tokens": end.n_reasoning_tokens},
+            total_tokens=n_prompt + end.n_tokens,
+        )

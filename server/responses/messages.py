@@ -1,0 +1,233 @@
+"""Items to messages: what the model wrote between two turns of others becomes one message of the assistant.
+
+A response's items are a thought, then text, then calls, as the model wrote them; a chat template takes these
+three together. So reasoning, messages and calls are gathered until somebody else speaks or a tool answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from model.errors import InputError
+from server.responses.item_schema import (
+    AdditionalToolsItem,
+    CallOutputItem,
+    CustomCallItem,
+    FunctionCallItem,
+    ImagePart,
+    Item,
+    MessageItem,
+    Part,
+    ReasoningItem,
+    RefusalPart,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
+)
+from server.responses.toolbox import INPUT, TOOL_SEARCH, shown_name
+
+BETWEEN = "\n\n"
+"""Between texts that the model wrote apart: two thoughts, or two messages, of one turn."""
+Open = Callable[[str], str | None]
+"""From a sealed thought to the thought; None for a blob that is not this server's."""
+
+
+class Placed(NamedTuple):
+    """An item, and the field of the request that brought it."""
+
+    item: Item
+    where: str
+
+
+@dataclass
+class Conversation:
+    """Messages in the form that :mod:`model.text.messages` takes, and what the client calls their places."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, message: dict[str, Any], where: str) -> None:
+        self.names[self.next_place] = where
+        self.messages.append(message)
+
+    @property
+    def next_place(self) -> str:
+        return f"messages[{len(self.messages)}]"
+
+
+@dataclass
+class _Said:
+    """What the assistant has said since somebody else spoke."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    wheres: list[str] = field(default_factory=list)
+    call_wheres: list[str] = field(default_factory=list)
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": BETWEEN.join(filter(None, self.texts))}
+        if self.thoughts:
+            message["reasoning_content"] = BETWEEN.join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+def conversation_of(placed: Sequence[Placed], instructions: str | None, open_sealed: Open) -> Conversation:
+    """The messages that ``placed`` items are, behind ``instructions``.
+
+    Raises:
+        InputError: names the item that makes no message.
+    """
+    told = Conversation()
+    if instructions is not None:
+        told.add({"role": "system", "content": instructions}, "instructions")
+    said = _Said()
+    for item, where in _outputs_behind_calls(placed):
+        if _add_to(said, item, where, open_sealed):
+            said.wheres.append(where)
+        elif not isinstance(item, AdditionalToolsItem):
+            said = _spoken(told, said)
+            told.add(_others_message(item), where)
+            _name_parts(told, item, where)
+    _spoken(told, said)
+    return told
+
+
+def _add_to(said: _Said, item: Item, where: str, open_sealed: Open) -> bool:
+    """Gather ``item`` if it is the assistant's."""
+    match item:
+        case MessageItem(role="assistant"):
+            if _has_pictures(item.content):
+                raise InputError(f"'{where}': an assistant's message is text.", param=f"{where}.content")
+            said.texts.append(_plain(item.content))
+        case ReasoningItem():
+            thought = _thought(item, where, open_sealed)
+            if thought:
+                said.thoughts.append(thought)
+        case FunctionCallItem():
+            _add_call(said, item.call_id, shown_name(item.name, item.namespace), item.arguments, where)
+        case CustomCallItem():
+            arguments = json.dumps({INPUT: item.input}, ensure_ascii=False)
+            _add_call(said, item.call_id, shown_name(item.name, item.namespace), arguments, where)
+        case ToolSearchCallItem():
+            text = item.arguments
+            arguments = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+            _add_call(said, item.call_id or item.id or "", TOOL_SEARCH, arguments, where)
+        case _:
+            return False
+    return True
+
+
+def _add_call(said: _Said, call_id: str, name: str, arguments: str, where: str) -> None:
+    said.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    said.call_wheres.append(where)
+
+
+def _spoken(told: Conversation, said: _Said) -> _Said:
+    """Put what the assistant said into a message of its own, and begin anew."""
+    if said.wheres:
+        for i, where in enumerate(said.call_wheres):
+            told.names[f"{told.next_place}.tool_calls[{i}]"] = where
+            told.names[f"{told.next_place}.tool_calls[{i}].function"] = where
+        told.add(said.message(), said.wheres[0])
+    return _Said()
+
+
+def _others_message(item: Item) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            return {"role": item.role, "content": _content(item.content)}
+        case CallOutputItem():
+            return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+        case ToolSearchOutputItem():
+            found = "\n".join(
+                json.dumps(tool.model_dump(by_alias=True, exclude_unset=True), ensure_ascii=False)
+                for tool in item.tools
+            )
+            return {"role": "tool", "tool_call_id": item.call_id or item.id, "content": found}
+    raise AssertionError(f"{type(item).__name__} is the assistant's")
+
+
+def _name_parts(told: Conversation, item: Item, where: str) -> None:
+    place = f"messages[{len(told.messages) - 1}]"
+    if isinstance(item, CallOutputItem):
+        told.names[f"{place}.content"] = f"{where}.output"
+        told.names[f"{place}.tool_call_id"] = f"{where}.call_id"
+
+
+def _content(content: str | list[Part] | None) -> str | list[dict[str, Any]]:
+    """A message's content for the template; text alone is one string."""
+    if isinstance(content, list) and _has_pictures(content):
+        return [_part(part) for part in content]
+    return _plain(content)
+
+
+def _has_pictures(content: str | list[Part] | None) -> bool:
+    return isinstance(content, list) and any(isinstance(part, ImagePart) for part in content)
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, ImagePart):
+        image = {"url": part.image_url, "detail": part.detail}
+        return {
+            "type": "image_url",
+            "image_url": {name: value for name, value in image.items() if value is not None},
+        }
+    return {"type": "text", "text": _text(part)}
+
+
+def _plain(content: str | Sequence[Part] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(map(_text, content))
+
+
+def _text(part: Part) -> str:
+    assert not isinstance(part, ImagePart)
+    return part.refusal if isinstance(part, RefusalPart) else part.text
+
+
+def _thought(item: ReasoningItem, where: str, open_sealed: Open) -> str:
+    """The thought in the clear, else the sealed one, else its summary.
+
+    Raises:
+        InputError: there is only a blob, and not one of this server's.
+    """
+    if item.content:
+        return _plain(item.content)
+    sealed = open_sealed(item.encrypted_content) if item.encrypted_content else ""
+    if sealed:
+        return sealed
+    summary = BETWEEN.join(part.text for part in item.summary or ())
+    if sealed is None and not summary:
+        raise InputError(
+            f"'{where}.encrypted_content' was not made by this server, or before it was started anew.",
+            param=f"{where}.encrypted_content",
+            code="invalid_encrypted_content",
+        )
+    return summary
+
+
+def _outputs_behind_calls(placed: Sequence[Placed]) -> Iterator[Placed]:
+    """The same, with results that stand before their own calls moved behind all calls of that turn."""
+    calls = {one.item.call_id for one in placed if isinstance(one.item, FunctionCallItem | CustomCallItem)}
+    seen: set[str | None] = set()
+    early: list[Placed] = []
+    for one in placed:
+        item = one.item
+        if isinstance(item, FunctionCallItem | CustomCallItem):
+            seen.add(item.call_id)
+        elif isinstance(item, CallOutputItem) and item.call_id in calls and item.call_id not in seen:
+            early.append(one)
+            continue
+        elif not isinstance(item, ReasoningItem | ToolSearchCallItem) and early:
+            ready = [output for output in early if getattr(output.item, "call_id", None) in seen]
+            if not (isinstance(item, MessageItem) and item.role == "assistant"):
+                yield from ready
+                early = [output for output in early if output not in ready]
+        yield one
+    yield from early

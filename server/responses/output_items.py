@@ -1,0 +1,292 @@
+"""The items of a reply in the making: each opens, grows and closes by events of its own.
+
+The events lack their sequence numbers; :class:`server.responses.encoder.ResponseEncoder` gives them.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+from uuid import uuid4
+
+from server.responses.custom_input import CustomInput
+from server.responses.reply_schema import EventBody, ItemBody
+from server.responses.toolbox import Origin
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other item ever has."""
+    return f"{prefix}_{uuid4().hex}"
+
+
+class OutputItem(ABC):
+    """One item. Opened first, closed last; in between it grows.
+
+    Args:
+        prefix: of its id.
+        index: its place in the response.
+    """
+
+    def __init__(self, prefix: str, index: int) -> None:
+        self.id = new_id(prefix)
+        self.index = index
+
+    @abstractmethod
+    def body(self, status: ItemStatus) -> ItemBody:
+        """The item as far as it has come."""
+
+    def open(self) -> Iterator[EventBody]:
+        """The events that begin it."""
+        item = self.body("in_progress")
+        yield {"type": "response.output_item.added", "output_index": self.index, "item": item}
+
+    def close(self, status: ItemStatus) -> Iterator[EventBody]:
+        """The events that end it."""
+        item = self.body(status)
+        yield {"type": "response.output_item.done", "output_index": self.index, "item": item}
+
+    def _event(self, kind: str, **fields: Any) -> EventBody:
+        return {"type": kind, "item_id": self.id, "output_index": self.index, **fields}
+
+
+class Message(OutputItem):
+    """What the model says."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__("msg", index)
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._is_open = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def body(self, status: ItemStatus) -> ItemBody:
+        content = [self._part()] if self._is_open else []
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+    def open(self) -> Iterator[EventBody]:
+        yield from super().open()
+        self._is_open = True
+        yield self._event("response.content_part.added", content_index=0, part=self._part())
+
+    def grow(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[EventBody]:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        yield self._event(
+            "response.output_text.delta", content_index=0, delta=text, logprobs=_without_bytes(logprobs)
+        )
+
+    def close(self, status: ItemStatus) -> Iterator[EventBody]:
+        yield self._event(
+            "response.output_text.done",
+            content_index=0,
+            text=self.text,
+            logprobs=_without_bytes(self._logprobs),
+        )
+        yield self._event("response.content_part.done", content_index=0, part=self._part())
+        yield from super().close(status)
+
+    def _part(self) -> dict[str, Any]:
+        return {
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": list(self._logprobs),
+        }
+
+
+class Thought(OutputItem):
+    """What the model thinks: told as a summary where one is wanted, else as it is; kept as it is.
+
+    Args:
+        seal: makes the blob that a client carries; None where none is wanted.
+    """
+
+    def __init__(self, index: int, *, as_summary: bool, seal: Callable[[str], str] | None) -> None:
+        super().__init__("rs", index)
+        self._texts: list[str] = []
+        self._as_summary = as_summary
+        self._seal = seal
+        self._is_closed = False
+        kind = "summary" if as_summary else "content"
+        self._place = {f"{kind}_index": 0}
+        self._part_event = "response.reasoning_summary_part" if as_summary else "response.content_part"
+        self._text_event = "response.reasoning_summary_text" if as_summary else "response.reasoning_text"
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def body(self, status: ItemStatus) -> ItemBody:
+        text = self.text
+        body: ItemBody = {"id": self.id, "type": "reasoning", "status": status, "summary": []}
+        if text:
+            if self._as_summary:
+                body["summary"] = [{"type": "summary_text", "text": text}]
+            body["content"] = [{"type": "reasoning_text", "text": text}]
+        if self._is_closed and self._seal is not None:
+            body["encrypted_content"] = self._seal(text)
+        return body
+
+    def open(self) -> Iterator[EventBody]:
+        yield from super().open()
+        yield self._event(f"{self._part_event}.added", **self._place, part=self._part(""))
+
+    def grow(self, text: str) -> Iterator[EventBody]:
+        self._texts.append(text)
+        yield self._event(f"{self._text_event}.delta", **self._place, delta=text)
+
+    def close(self, status: ItemStatus) -> Iterator[EventBody]:
+        self._is_closed = True
+        yield self._event(f"{self._text_event}.done", **self._place, text=self.text)
+        yield self._event(f"{self._part_event}.done", **self._place, part=self._part(self.text))
+        yield from super().close(status)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"type": "summary_text" if self._as_summary else "reasoning_text", "text": text}
+
+
+class Call(OutputItem):
+    """A call of a tool.
+
+    Args:
+        call_id: what its result will name.
+        origin: what the client calls the tool.
+    """
+
+    prefix = "fc"
+
+    def __init__(self, index: int, call_id: str, origin: Origin) -> None:
+        super().__init__(self.prefix, index)
+        self._call_id = call_id
+        self._origin = origin
+        self._fragments: list[str] = []
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._fragments)
+
+    def grow(self, fragment: str) -> Iterator[EventBody]:
+        """More of the arguments' JSON."""
+        self._fragments.append(fragment)
+        yield from self._grown(fragment)
+
+    @abstractmethod
+    def _grown(self, fragment: str) -> Iterator[EventBody]: ...
+
+    def _named(self) -> dict[str, str]:
+        named = {"call_id": self._call_id, "name": self._origin.name}
+        return named if self._origin.namespace is None else {**named, "namespace": self._origin.namespace}
+
+
+class FunctionCall(Call):
+    """A call of a function."""
+
+    def body(self, status: ItemStatus) -> ItemBody:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": status,
+            **self._named(),
+            "arguments": self.arguments,
+        }
+
+    def _grown(self, fragment: str) -> Iterator[EventBody]:
+        yield self._event("response.function_call_arguments.delta", delta=fragment)
+
+    def close(self, status: ItemStatus) -> Iterator[EventBody]:
+        yield self._event("response.function_call_arguments.done", arguments=self.arguments)
+        yield from super().close(status)
+
+
+class CustomCall(Call):
+    """A call of a custom tool: its text is what its one argument says."""
+
+    prefix = "ctc"
+
+    def __init__(self, index: int, call_id: str, origin: Origin) -> None:
+        super().__init__(index, call_id, origin)
+        self._input = CustomInput()
+
+    def body(self, status: ItemStatus) -> ItemBody:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": status,
+            **self._named(),
+            "input": self._input.text,
+        }
+
+    def _grown(self, fragment: str) -> Iterator[EventBody]:
+        yield from self._told(self._input.push(fragment))
+
+    def close(self, status: ItemStatus) -> Iterator[EventBody]:
+        yield from self._told(self._input.finish())
+        yield self._event("response.custom_tool_call_input.done", input=self._input.text)
+        yield from super().close(status)
+
+    def _told(self, text: str) -> Iterator[EventBody]:
+        if text:
+            yield self._event("response.custom_tool_call_input.delta", delta=text)
+
+
+class ToolSearchCall(Call):
+    """A search for tools that the client is asked for; it has no events of its own."""
+
+    prefix = "tsc"
+
+    def body(self, status: ItemStatus) -> ItemBody:
+        return {
+            "id": self.id,
+            "type": "tool_search_call",
+            "status": status,
+            "call_id": self._call_id,
+            "execution": "client",
+            "arguments": self._read(),
+        }
+
+    def _grown(self, fragment: str) -> Iterator[EventBody]:  # noqa: ARG002 - it is told whole
+        yield from ()
+
+    def _read(self) -> object:
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return {}
+
+
+def call_of(index: int, call_id: str, origin: Origin) -> Call:
+    """The item of a call of the tool that ``origin`` names."""
+    match origin.kind:
+        case "custom":
+            return CustomCall(index, call_id, origin)
+        case "tool_search":
+            return ToolSearchCall(index, call_id, origin)
+        case "function":
+            return FunctionCall(index, call_id, origin)
+
+
+def _without_bytes(logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Log probabilities as events tell them."""
+    return [
+        {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [
+                {"token": other["token"], "logprob": other["logprob"]} for other in entry["top_logprobs"]
+            ],
+        }
+        for entry in logprobs
+    ]

@@ -1,0 +1,188 @@
+"""``/v1/responses`` and what lies below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from model.errors import InputError
+from server.errors import NotFoundError
+from server.http.arrival import Arrival, receive, session_of
+from server.http.auth import authenticate
+from server.http.gateway import Gateway
+from server.http.openapi import errors, streams, takes
+from server.http.schema import parse
+from server.responses.decode import Decoded, Sender, decode, top_logprobs_of
+from server.responses.encoder import ReplyShape, ResponseEncoder
+from server.responses.given_back import given_back
+from server.responses.logprobs import logprob_bodies
+from server.responses.pages import page_of
+from server.responses.records import Record
+from server.responses.reply_schema import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseBody,
+    ResponseEvent,
+)
+from server.responses.schema import InputTokensRequest, ResponsesRequest
+from server.responses.shelf import Shelf, open_shelf
+from server.turn.compose import ComposedTurn, compose
+
+ENCRYPTED = "reasoning.encrypted_content"
+PATH = "/v1/responses"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for a response, ready to run."""
+
+    request: ResponsesRequest
+    decoded: Decoded
+    turn: ComposedTurn
+    shape: ReplyShape
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The endpoints of this dialect, over one shelf of what is kept."""
+    routes = APIRouter(tags=["responses"], responses=errors(400, 401, 404, 413, 415, 500, 503))
+    shelf = open_shelf(gateway.settings)
+
+    @routes.post(
+        PATH,
+        summary="Answer a conversation given as items",
+        openapi_extra=takes(ResponsesRequest),
+        responses=streams(ResponseBody, ResponseEvent),
+    )
+    async def create_response(request: Request) -> Response:
+        arrival = await receive(request, gateway.settings, prefix="resp_")
+        run = gateway.new_run(arrival.id)
+        asked = await gateway.on_worker(_compose, arrival, gateway, shelf)
+
+        def keep(body: ResponseBody) -> None:
+            if asked.request.store is not False:
+                gateway.later_on_worker(shelf.store.keep, _record(arrival, asked, body))
+
+        encoder = ResponseEncoder(asked.shape, keep)
+        return await gateway.answer(request, run, asked.turn, encoder, stream=bool(asked.request.stream))
+
+    @routes.post(
+        f"{PATH}/input_tokens",
+        summary="Count the tokens of a prompt",
+        openapi_extra=takes(InputTokensRequest),
+        response_model=InputTokens,
+    )
+    async def count_input_tokens(request: Request) -> Any:
+        arrival = await receive(request, gateway.settings, prefix="resp_")
+        n_tokens = await gateway.on_worker(_count, arrival, gateway, shelf)
+        return InputTokens(object="response.input_tokens", input_tokens=n_tokens)
+
+    @routes.get(
+        f"{PATH}/{{response_id}}", summary="A response that is kept", responses={200: {"model": ResponseBody}}
+    )
+    async def get_response(request: Request, response_id: str, stream: bool = False) -> JSONResponse:
+        tenant = authenticate(request.headers, gateway.settings.api_keys)
+        if stream:
+            raise InputError("A response that is over cannot be streamed again.", param="stream")
+        record = _found(response_id, await gateway.on_worker(shelf.store.find, tenant, response_id))
+        return JSONResponse(record.response)
+
+    @routes.delete(f"{PATH}/{{response_id}}", summary="Forget a response")
+    async def delete_response(request: Request, response_id: str) -> DeletedResponse:
+        tenant = authenticate(request.headers, gateway.settings.api_keys)
+        if not await gateway.on_worker(shelf.store.delete, tenant, response_id):
+            _found(response_id, None)
+        return DeletedResponse(id=response_id, object="response", deleted=True)
+
+    @routes.get(f"{PATH}/{{response_id}}/input_items", summary="What a response was made from")
+    async def list_input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> ItemList:
+        tenant = authenticate(request.headers, gateway.settings.api_keys)
+        context = await gateway.on_worker(shelf.store.context, tenant, response_id)
+        return page_of(_found(response_id, context), limit=limit, order=order, after=after)
+
+    return routes
+
+
+def _sender(arrival: Arrival) -> Sender:
+    # codex names its thread in a header of its own, and the same in prompt_cache_key.
+    return Sender(
+        id=arrival.id,
+        tenant=arrival.tenant,
+        session=session_of(arrival),
+        fallback=arrival.headers.get("session-id") or None,
+    )
+
+
+def _compose(arrival: Arrival, gateway: Gateway, shelf: Shelf) -> Asked:
+    """Read, check and render a request. Nothing of the engine is touched.
+
+    Raises:
+        InputError: the request cannot be done; names the field.
+        NotFoundError: it asks for another model, or names what is not kept.
+    """
+    request = parse(ResponsesRequest, arrival.body)
+    decoded = decode(request, _sender(arrival), shelf)
+    turn = compose(decoded.turn, gateway.served, gateway.settings)
+    return Asked(request, decoded, turn, _shape(request, arrival, decoded, turn, gateway, shelf))
+
+
+def _count(arrival: Arrival, gateway: Gateway, shelf: Shelf) -> int:
+    decoded = decode(parse(InputTokensRequest, arrival.body), _sender(arrival), shelf)
+    return len(compose(decoded.turn, gateway.served, gateway.settings).generation.prompt.ids)
+
+
+def _shape(
+    request: ResponsesRequest,
+    arrival: Arrival,
+    decoded: Decoded,
+    turn: ComposedTurn,
+    gateway: Gateway,
+    shelf: Shelf,
+) -> ReplyShape:
+    reasoning = request.reasoning
+    summary = None if reasoning is None else reasoning.summary or reasoning.generate_summary
+    seal = partial(shelf.seal.close, tenant=arrival.tenant)
+    logprobs = partial(logprob_bodies, token_bytes=gateway.served.tokens.token_bytes)
+    return ReplyShape(
+        fields=given_back(
+            request,
+            response_id=arrival.id,
+            created=arrival.created,
+            model=gateway.served.name,
+            sampling=turn.generation.sampling,
+        ),
+        toolbox=decoded.toolbox,
+        as_summary=summary not in (None, "none"),
+        seal=seal if ENCRYPTED in (request.include or ()) else None,
+        logprobs=None if top_logprobs_of(request) is None else logprobs,
+    )
+
+
+def _record(arrival: Arrival, asked: Asked, body: ResponseBody) -> Record:
+    return Record(
+        id=arrival.id,
+        tenant=arrival.tenant,
+        session=asked.decoded.turn.session,
+        previous=asked.request.previous_response_id,
+        items=asked.decoded.items,
+        response=dict(body),
+    )
+
+
+def _found(response_id: str, kept: Any) -> Any:
+    """``kept``, unless nothing was found."""
+    if kept is None:
+        raise NotFoundError(
+            f"Response with id '{response_id}' not found.", param="response_id", code="response_not_found"
+        )
+    return kept
