@@ -6,6 +6,8 @@ The XML form carries no types: ``02134`` may be a number or a postcode. The rule
   a JSON object or array where that is allowed.
 * Elsewhere the text becomes the first of null, boolean, integer, number, object, array that is allowed
   and that it spells (``True`` and ``None`` count: the family's template writes Python's words).
+* Of several readings the first that fits the whole schema is taken: where a list of values has both
+  words and numbers, ``1`` is the number if that is what the list holds.
 * Text that fits none of the allowed types stays a string, as does a parameter without a schema.
 """
 
@@ -13,40 +15,64 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
 
-Schema = Mapping[str, Any]
-ALL_KINDS = frozenset({"string", "null", "boolean", "integer", "number", "object", "array"})
-MAX_REFERENCES = 32
+import jsonschema_rs
+
+from model.text.schema import is_valid, kinds_of, members, takes_any_string, validator_of
+
+STRING = frozenset({"string"})
+JUDGING = ("$schema", "$defs", "definitions", "properties", "patternProperties", "additionalProperties")
+"""Keywords of a tool's schema that bear on one parameter alone."""
 
 
-def parameter_kinds(parameters: object, key: str) -> frozenset[str]:
-    """JSON types that ``parameters`` (a tool's schema) allows for ``key``; only ``string`` for a key that
-    the schema does not know."""
-    if not isinstance(parameters, Mapping):
-        return frozenset({"string"})
-    properties = parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    if schema is None:
-        schema = parameters.get("additionalProperties")
-    return (
-        _kinds(schema, parameters, MAX_REFERENCES) if isinstance(schema, Mapping) else frozenset({"string"})
+@dataclass(frozen=True, slots=True)
+class ParameterType:
+    """What a parameter's raw text may become.
+
+    Attributes:
+        kinds: the JSON types that are allowed.
+        takes_any_string: every string fits.
+    """
+
+    key: str = ""
+    kinds: frozenset[str] = STRING
+    takes_any_string: bool = True
+    validator: jsonschema_rs.Validator | None = None
+
+    def is_string(self, begun: str) -> bool:
+        """Whether text that begins with ``begun`` is certain to become a string, as it stands."""
+        if self.kinds == STRING:
+            return True
+        begun = begun.lstrip()
+        if not self.takes_any_string or not begun:
+            return False
+        may_be_null = "null" in self.kinds and begun.rstrip() == "null"[: len(begun.rstrip())]
+        return not may_be_null and _container_kind(begun) not in self.kinds
+
+    def to_json(self, raw: str) -> str:
+        """``raw`` as the JSON text of the value that it stands for."""
+        readings = list(_readings(raw, self.kinds))
+        if len(readings) == 1 or self.validator is None:
+            return readings[0]
+        fitting = (text for text in readings if is_valid(self.validator, {self.key: json.loads(text)}))
+        return next(fitting, readings[0])
+
+
+def parameter_type(parameters: object, key: str) -> ParameterType:
+    """What ``parameters``, a tool's schema, says of ``key``; a string where it says nothing."""
+    known = members(parameters)
+    schema = known.properties.get(key, known.others)
+    if schema is None or not isinstance(parameters, Mapping):
+        return ParameterType(key)
+    judging = {name: parameters[name] for name in JUDGING if name in parameters}
+    if key not in (judging.get("properties") or {}):
+        judging["properties"] = {key: schema}
+    return ParameterType(
+        key, kinds_of(schema, parameters), takes_any_string(schema, parameters), validator_of(judging)
     )
-
-
-def to_json(raw: str, kinds: frozenset[str]) -> str:
-    """``raw`` as the JSON text of a value of one of ``kinds``, or of the string itself."""
-    text = raw.strip()
-    if "string" in kinds:
-        if text == "null" and "null" in kinds:
-            return "null"
-        return _container(text, kinds) or quoted(raw)
-    if "null" in kinds and text in ("null", "None"):
-        return "null"
-    if "boolean" in kinds and text in ("true", "True", "false", "False"):
-        return text.lower()
-    return _number(text, kinds) or _container(text, kinds) or quoted(raw)
 
 
 def quoted(text: str) -> str:
@@ -54,70 +80,24 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def fits(parameters: object, arguments: Mapping[str, object]) -> bool:
-    """Whether ``arguments`` have every required key, no key that the schema does not know, and values of
-    the allowed types."""
-    if not isinstance(parameters, Mapping):
-        return not arguments
-    required, known = parameters.get("required") or [], parameters.get("properties") or {}
-    open_ended = parameters.get("additionalProperties", False) is not False
-    if any(key not in arguments for key in required):
-        return False
-    return all(
-        (key in known or open_ended) and _kind(value) & parameter_kinds(parameters, key)
-        for key, value in arguments.items()
-    )
-
-
-def _kind(value: object) -> frozenset[str]:
-    if value is None or isinstance(value, bool):
-        return frozenset({"null" if value is None else "boolean"})
-    if isinstance(value, int):
-        return frozenset({"integer", "number"})
-    names = {float: "number", str: "string", dict: "object", list: "array"}
-    return frozenset({names[type(value)]})
-
-
-def _kinds(schema: Schema, root: Schema, n_references: int) -> frozenset[str]:
-    """Types that ``schema`` allows; all of them where it does not say."""
-    target = _resolve(schema.get("$ref"), root)
-    if target is not None and n_references:
-        return _kinds(target, root, n_references - 1)
-    kinds = ALL_KINDS
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        kinds &= {declared}
-    elif isinstance(declared, list):
-        kinds &= {kind for kind in declared if isinstance(kind, str)}
-    if isinstance(schema.get("enum"), list):
-        kinds &= _union(_kind(value) for value in schema["enum"])
-    if "const" in schema:
-        kinds &= _kind(schema["const"])
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            kinds &= _union(_kinds(s, root, n_references - 1) for s in _schemas(schema[key], n_references))
-    for part in _schemas(schema.get("allOf"), n_references):
-        kinds &= _kinds(part, root, n_references - 1)
-    return kinds | {"null"} if schema.get("nullable") is True else kinds
-
-
-def _schemas(value: object, n_references: int) -> list[Schema]:
-    parts = value if isinstance(value, list) and n_references else []
-    return [part for part in parts if isinstance(part, Mapping)]
-
-
-def _union(kinds: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*kinds)
-
-
-def _resolve(reference: object, root: Schema) -> Schema | None:
-    """The schema that ``#/a/b`` points to inside ``root``."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    node: object = root
-    for name in reference.removeprefix("#").split("/")[1:]:
-        node = node.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
-    return node if isinstance(node, Mapping) else None
+def _readings(raw: str, kinds: frozenset[str]) -> Iterator[str]:
+    """What ``raw`` may mean where ``kinds`` are allowed, the likeliest first; at least one."""
+    text = raw.strip()
+    allows_string = "string" in kinds
+    if "null" in kinds and text in (("null",) if allows_string else ("null", "None")):
+        yield "null"
+    container = _container(text, kinds)
+    if container is not None:
+        yield container
+    if allows_string:
+        yield quoted(raw)
+    if "boolean" in kinds and text in ("true", "True", "false", "False"):
+        yield text.lower()
+    number = _number(text, kinds)
+    if number is not None:
+        yield number
+    if not allows_string:
+        yield quoted(raw)
 
 
 def _number(text: str, kinds: frozenset[str]) -> str | None:
@@ -131,9 +111,13 @@ def _number(text: str, kinds: frozenset[str]) -> str | None:
     return str(int(value)) if value == int(value) else None
 
 
+def _container_kind(text: str) -> str | None:
+    return {"{": "object", "[": "array"}.get(text[:1])
+
+
 def _container(text: str, kinds: frozenset[str]) -> str | None:
-    wanted = {"{": "object", "[": "array"}.get(text[:1])
-    return text if wanted in kinds and isinstance(_parsed(text), dict | list) else None
+    is_allowed = _container_kind(text) in kinds
+    return text if is_allowed and isinstance(_parsed(text), dict | list) else None
 
 
 def _parsed(text: str) -> object:

@@ -61,6 +61,8 @@ class RenderedPrompt:
         message_roles: the role in each of those openings.
         shared_points: ascending positions < n up to which the prompts of next turns share ``ids``.
         opens_thought: the prompt's tail leaves a thought open, so the reply begins inside it.
+        begins_content: the prompt's tail has closed the thought or begun the content, so the reply goes on
+            with content at once.
         system_end: end of the system and tools block, 0 where there is none.
     """
 
@@ -69,6 +71,7 @@ class RenderedPrompt:
     message_roles: tuple[str, ...] = ()
     shared_points: tuple[int, ...] = ()
     opens_thought: bool = False
+    begins_content: bool = False
     system_end: int = 0
 
 
@@ -222,12 +225,14 @@ def _prompt(blocks: Blocks, points: tuple[int, ...]) -> RenderedPrompt:
     starts, n = tuple(ends[:-1]), ends[-1]
     roles = tuple(text.removeprefix(OPENER).partition("\n")[0] for text, _ in messages)
     tail = blocks[-1][0]
+    opens_thought = tail.rfind(THINK) > tail.rfind(END_THINK)
     has_system = bool(roles) and roles[0] == "system"
     return RenderedPrompt(
         ids=joined([ids for _, ids in blocks]),
         message_starts=starts,
         message_roles=roles,
         shared_points=points,
-        opens_thought=tail.rfind(THINK) > tail.rfind(END_THINK),
+        opens_thought=opens_thought,
+        begins_content=not opens_thought and bool(tail.partition("\n")[2].strip()),
         system_end=(*starts, n)[1] if has_system else 0,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from model.errors import InputError
 from model.text.guard import Guard, GuardClashError, n_attempts
-from model.text.messages import LATE_SYSTEM, Message, is_question, normalise
+from model.text.messages import LATE_SYSTEM, THINK, Message, is_question, normalise
 from model.text.template import ChatTemplate, TemplateRefusedError
 
 OPENER = "<|im_start|>"
@@ -82,7 +82,7 @@ class Conversation:
 
     def mark_end(self) -> None:
         """Put the guard's mark where the last message is to be continued: at the end of its content, or
-        of its thought when it has no content yet.
+        of its thought when that is still open.
 
         Raises:
             InputError: it is no assistant message, or one with calls.
@@ -92,7 +92,14 @@ class Conversation:
             raise InputError(f"{where} must be an assistant message to be continued", param=where)
         if "tool_calls" in last:
             raise InputError(f"{where}: a message with tool calls cannot be continued", param=where)
-        field = "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
+        opener = self.guard.text(THINK)
+        if last["content"].lstrip().startswith(opener) and "reasoning_content" not in last:
+            last["reasoning_content"] = last["content"].lstrip().removeprefix(opener).lstrip()
+            last["content"], field = "", "reasoning_content"
+        elif last["content"] or not last.get("reasoning_content") or last.get("is_closed"):
+            field = "content"
+        else:
+            field = "reasoning_content"
         last[field] = last.get(field, "") + self.guard.mark
 
     def _render(self, messages: Sequence[Message], generate: bool, with_tools: bool = True) -> str:
@@ -179,6 +186,8 @@ def _guarded(message: Message, index: int, guard: Guard) -> Message:
     guarded: Message = {"role": message["role"], "content": guard.text(message["content"])}
     if "reasoning_content" in message:
         guarded["reasoning_content"] = guard.text(message["reasoning_content"])
+    if message.get("is_closed"):
+        guarded["is_closed"] = True
     if "tool_calls" in message:
         guarded["tool_calls"] = guard.value(message["tool_calls"])
     return guarded

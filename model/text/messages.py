@@ -27,8 +27,8 @@ Message = dict[str, Any]
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages with only ``role``, ``content`` (a string) and, for an assistant, ``reasoning_content``
-    and ``tool_calls`` (arguments always a mapping).
+    """Messages with only ``role``, ``content`` (a string) and, for an assistant, ``reasoning_content``,
+    ``tool_calls`` (arguments always a mapping) and ``is_closed`` (its content says where the thought ends).
 
     Raises:
         InputError: naming ``messages[i]`` and the field at fault.
@@ -93,7 +93,7 @@ def _assistant(message: Mapping[str, Any], where: str) -> Message:
     if reasoning is None and content.lstrip().startswith(THINK) and END_THINK in content:
         thought, _, content = content.lstrip().removeprefix(THINK).partition(END_THINK)
         reasoning = thought.strip()
-        normal["content"] = content.lstrip()
+        normal |= {"content": content.lstrip("\n"), "is_closed": True}
     if reasoning is not None:
         normal["reasoning_content"] = reasoning
     calls = message.get("tool_calls")

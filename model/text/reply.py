@@ -31,7 +31,8 @@ class ReplyReader:
         opens_thought: the prompt's tail left a thought open.
         tools: the request's tools; None (or none) reads no calls.
         stops: stop strings, matched in visible content only: not in a thought, not inside a call.
-        may_think: False reads all text as content (plain completions).
+        may_think: False reads all text as content (plain completions, a prompt that has begun the content).
+        is_constrained: a grammar rules the content; then no call in a thought is delivered.
 
     Attributes:
         n_tokens: tokens pushed.
@@ -48,10 +49,14 @@ class ReplyReader:
         tools: Sequence[Mapping[str, Any]] | None = None,
         stops: tuple[str, ...] = (),
         may_think: bool = True,
+        is_constrained: bool = False,
     ) -> None:
         schemas = schemas_by_name(tools or ())
+        self._is_constrained = is_constrained
         self._text = Detokenizer(tokenizer)
-        self._thought = ThoughtReader(opens_thought=opens_thought, may_think=may_think)
+        self._thought = ThoughtReader(
+            opens_thought=opens_thought, may_think=may_think, has_gap=is_constrained
+        )
         self._thought_calls = ThoughtCallReader(schemas) if schemas else None
         self._calls = ToolCallReader(schemas) if schemas else None
         self._stops = StopReader(stops)
@@ -127,9 +132,13 @@ class ReplyReader:
         each = zip(token_ids, texts, strict=True)
         return joined(delta for token_id, text in each for delta in self._take([token_id], [text]))
 
-    def finish(self) -> list[Delta]:
-        """The reply is over (end token, length or stop string): release what was held back."""
-        return joined(self._finish())
+    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+        """The reply is over: release what was held back.
+
+        Args:
+            is_cut: it was ended from outside, by its length; the model did not end it.
+        """
+        return joined(self._finish(is_cut))
 
     def take_content_tokens(self) -> tuple[int, ...]:
         """Indices of the tokens whose text has gone out as content since the last call, in order."""
@@ -165,17 +174,18 @@ class ReplyReader:
         if text and not self.stopped:
             for kind, part in self._thought.push(piece):
                 yield from self._reasoning(part) if kind == "reasoning" else self._content(part)
+            if not self.in_thought:
+                yield from self._released()
 
-    def _finish(self) -> Iterator[Delta]:
-        yield from self._read(self._text.finish())
+    def _finish(self, is_cut: bool) -> Iterator[Delta]:
         if self.stopped:
             return
         for kind, part in self._thought.finish():
             yield from self._reasoning(part) if kind == "reasoning" else self._content(part)
-        if self._thought_calls is not None:
-            # In content the waiting text was released before, so this concerns an open thought only.
+        if self._thought_calls is not None and not is_cut and not self._is_constrained:
             for read in self._thought_calls.finish():
                 yield ReasoningDelta(read.text) if isinstance(read, Piece) else read
+        yield from self._released()
         if self._calls is not None:
             yield from self._visible(self._calls.finish())
         yield from self._shown(self._stops.finish())
@@ -186,10 +196,14 @@ class ReplyReader:
             yield ReasoningDelta(part.text)
 
     def _content(self, piece: Piece) -> Iterator[Delta]:
+        yield from self._released()
+        yield from self._visible(self._calls.push(piece) if self._calls is not None else (piece,))
+
+    def _released(self) -> Iterator[Delta]:
+        """The thought is closed: what may have been a call in it is thought."""
         if self._thought_calls is not None:
             for part in self._thought_calls.release():
                 yield ReasoningDelta(part.text)
-        yield from self._visible(self._calls.push(piece) if self._calls is not None else (piece,))
 
     def _visible(self, reads: Iterable[Any]) -> Iterator[Delta]:
         for read in reads:

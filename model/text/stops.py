@@ -16,7 +16,7 @@ class Detokenizer:
 
     A character whose bytes are spread over tokens comes with the last of them; bytes that can no longer
     become UTF-8 come as U+FFFD. Control tokens that are hidden in replies have no text. Joined, the
-    pieces are what decoding all bytes at once gives.
+    pieces are what decoding all bytes at once gives, without a character that the reply broke off in.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
@@ -28,10 +28,6 @@ class Detokenizer:
         if token_id in self._tokenizer.hidden_ids:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
-
-    def finish(self) -> str:
-        """What is left of an unfinished character."""
-        return self._decoder.decode(b"", final=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Tells a reply's thought from its content, and finds the calls that stand at the end of a thought.
 
-The rule: when the thought is still open at the end of the reply and nothing but complete calls stands at
-its end, each of a known tool and fitting its schema, they are delivered as calls. Any other call inside
-a thought is part of the thought. To know, text from a ``<tool_call>`` on waits until something follows
+The rule: when the model ends the reply with the thought still open, and nothing but complete calls stands
+at its end, each of a known tool and fitting its schema, they are delivered as calls. Any other call inside a
+thought is part of the thought: in one that was closed, by whomever, in a reply that was cut, in one that
+a grammar rules. To know, text from a ``<tool_call>`` on waits until something follows
 that is no call.
 """
 
@@ -12,11 +13,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from model.text.arguments import fits
 from model.text.deltas import ToolCallArguments, ToolCallStart
 from model.text.messages import END_THINK, THINK
+from model.text.schema import fits
 from model.text.stops import Piece, n_begun, n_trailing_space
-from model.text.toolcalls import CALL, END_CALL, CallDelta, ToolCallReader
+from model.text.toolcalls import CallDelta, ToolCallReader
+from model.text.values import CALL, END_CALL
+
+N_LINE_ENDS = 2
+"""What the template writes between a thought and the content."""
 
 Part = tuple[Literal["reasoning", "content"], Piece]
 
@@ -24,19 +29,22 @@ Part = tuple[Literal["reasoning", "content"], Piece]
 class ThoughtReader:
     """Splits raw text at ``</think>``.
 
-    The thought is trimmed on both sides, the content behind it on its left, as the template trims them
-    when the client sends them back. Content without a thought before it stays as it is. A thought that
-    never closes takes all of the text.
+    The thought is trimmed on both sides, as the template trims it when the client sends it back. Of the
+    content behind it the two line ends go that the template writes there, and nothing else: the next line may
+    be indented. Content without a thought before it stays as it is. A thought that never closes takes all
+    of the text.
 
     Args:
         opens_thought: the prompt left a thought open; else a reply may still begin with ``<think>``.
         may_think: False reads everything as content, tags included.
+        has_gap: line ends may stand in front of content that has no thought before it, too.
     """
 
-    def __init__(self, *, opens_thought: bool, may_think: bool = True) -> None:
+    def __init__(self, *, opens_thought: bool, may_think: bool = True, has_gap: bool = False) -> None:
         self._state: Literal["before", "thought", "content"] = "before" if may_think else "content"
         self._must_think = opens_thought
         self._drops_space = False
+        self._n_line_ends = N_LINE_ENDS if has_gap else 0  # that may still be dropped
         self._held = Piece("", 0)
 
     @property
@@ -87,7 +95,7 @@ class ThoughtReader:
         before, tag, _ = self._held.text.partition(END_THINK)
         if tag:
             n_chars, rest = len(before.rstrip()), len(before) + len(tag)
-            self._state, self._drops_space = "content", True
+            self._state, self._n_line_ends = "content", N_LINE_ENDS
         else:
             begun = n_begun(before, [END_THINK])
             n_chars = rest = len(before[: len(before) - begun].rstrip())
@@ -96,7 +104,13 @@ class ThoughtReader:
         self._held = self._held.cut(rest)[1]
 
     def _read_content(self) -> Iterator[Part]:
-        self._drop_space()
+        if self._n_line_ends and self._held.text:
+            text = self._held.text[: self._n_line_ends]
+            n_dropped = len(text) - len(text.lstrip("\n"))
+            self._n_line_ends -= n_dropped
+            self._held = self._held.cut(n_dropped)[1]
+            if self._held.text:
+                self._n_line_ends = 0
         piece, self._held = self._held, Piece("", self._held.end)
         if piece.text:
             yield "content", piece
@@ -142,6 +156,7 @@ class ThoughtCallReader:
         calls = [read for read in reads if not isinstance(read, Piece)]
         if calls and len(calls) == len(reads) and not reader.in_call and self._all_fit(calls):
             self.n_complete = reader.n_complete
+            self._held = Piece("", held.end)
             yield from calls
         else:
             yield from self.release()

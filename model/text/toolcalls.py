@@ -11,12 +11,15 @@
     </tool_call>
 
 What is delivered as a call names one of the request's tools; everything else that looks like one is
-text, released as it was written. A call begins with ``<function=NAME>`` and a parameter or the closing
-tag right behind it; models of the family leave the outer tags out now and then. A call is complete at
-``</function>`` (or ``</tool_call>``). A value ends at a ``</parameter>`` that is followed by another tag of
-the form, so that a value may speak of the tag. Of a call that breaks off, what was written is
-delivered and its JSON stays unfinished: nothing is closed on the model's behalf. Text between the
-tags of a call goes to the content.
+text, released as it was written. A call begins with ``<function=NAME>`` and a whole parameter tag or a
+closing tag right behind it; models of the family leave the outer tags out now and then. A call is
+complete at ``</function>``, at ``</tool_call>``, or where the next call begins; parameters behind
+``</function>`` still belong to it.
+
+Where a value ends, see ``model/text/values.py``. Of a call that breaks off, what was written is
+delivered and its JSON stays unfinished: nothing is closed on the model's behalf. So it is with a call that
+cannot be understood: a parameter given twice with different values, a broken parameter tag. What follows is
+content. Text between the tags of a call goes to the content; closing tags behind a call are layout.
 """
 
 from __future__ import annotations
@@ -26,19 +29,25 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from model.text.arguments import parameter_kinds, quoted, to_json
+from model.text.arguments import ParameterType, parameter_type, quoted
 from model.text.deltas import ToolCallArguments, ToolCallStart
+from model.text.schema import members
 from model.text.stops import Piece, n_begun, n_trailing_space
+from model.text.values import (
+    CALL,
+    END_CALL,
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    KEY,
+    PARAMETER,
+    find_end,
+    may_be_key,
+)
 
-CALL, END_CALL = "<tool_call>", "</tool_call>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-HEAD = re.compile(rf"(?:{CALL}\s*)?{FUNCTION}([^<>\n]+)>\s*(?={PARAMETER}|{END_FUNCTION})")
-KEY = re.compile(rf"{PARAMETER}([^<>\n]+)>")
-CLOSER = re.compile(rf"\n?({END_PARAMETER}|{END_FUNCTION})")
-CLOSERS = (f"\n{END_PARAMETER}", END_PARAMETER, f"\n{END_FUNCTION}", END_FUNCTION)
-FOLLOWERS = {END_PARAMETER: (PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL), END_FUNCTION: (END_CALL,)}
-"""What must stand behind a closing tag that ends a value; the tag twice is a slip that models make."""
+HEAD = re.compile(
+    rf"(?:{CALL}\s*)?{FUNCTION}([^<>\n]+)>\s*(?={PARAMETER}[^<>\n]+>|{END_FUNCTION}|{END_CALL})"
+)
 
 CallDelta = ToolCallStart | ToolCallArguments
 Read = Piece | CallDelta
@@ -66,28 +75,36 @@ class ToolCallReader:
     def __init__(self, schemas: Mapping[str, object], new_id: Callable[[], str] = new_call_id) -> None:
         self._schemas = schemas
         self._new_id = new_id
-        self._state: Literal["text", "head", "body", "value", "after"] = "text"
+        self._state: Literal["text", "head", "body", "value", "closed", "after"] = "text"
         self._held = Piece("", 0)
         self._space: Piece | None = None
         self._keeps_space = False  # it stood before a call: space behind the call does not add to it
         self._after_call = False
         self._has_text = False
         self._name = ""
-        self._kinds: frozenset[str] = frozenset()
-        self._n_parameters = 0
+        self._known: frozenset[str] = frozenset()
+        self._key = ""
+        self._type = ParameterType()
+        self._written: dict[str, str] = {}  # the call's parameters as JSON, by key
         self._value: list[str] = []
-        self._at_value_start = False
+        self._is_streaming = False
+        self._is_repeated = False
+        self._waits_for_tag = False
+        self._at_value_start = self._starts_line = False
         self._in_scraps = False
+        self._is_broken = False
         self._n_started = 0
         self.n_complete = 0
 
     @property
     def in_call(self) -> bool:
-        return self._state in ("body", "value")
+        return self._state in ("body", "value", "closed") or self._is_broken
 
     def push(self, piece: Piece) -> Iterator[Read]:
         """Read on; what may still become part of a tag waits, and so does space in front of a call."""
         self._held = Piece(self._held.text + piece.text, self._held.start if self._held.text else piece.start)
+        if self._waits_for_tag and ">" not in piece.text:
+            return  # inside a quotation, which nothing but a whole tag can end
         yield from self._run(last=False)
 
     def finish(self) -> Iterator[Read]:
@@ -100,6 +117,7 @@ class ToolCallReader:
             "head": self._read_head,
             "body": self._read_body,
             "value": self._read_value,
+            "closed": self._read_closed,
             "after": self._read_after,
         }
         while True:
@@ -160,8 +178,9 @@ class ToolCallReader:
             self._state = "text"
 
     def _start(self, name: str) -> Iterator[Read]:
-        self._name, self._state, self._n_parameters = name, "body", 0
-        self._in_scraps = False
+        self._name, self._state, self._written = name, "body", {}
+        self._known = frozenset(members(self._schemas[name]).properties)
+        self._in_scraps = self._is_broken = False
         yield ToolCallStart(self._n_started, self._new_id(), name)
         self._n_started += 1
         self._after_call = True
@@ -172,20 +191,32 @@ class ToolCallReader:
     def _arguments(self, fragment: str) -> ToolCallArguments:
         return ToolCallArguments(self._n_started - 1, fragment)
 
+    def _complete(self) -> Iterator[Read]:
+        self.n_complete += 1
+        yield self._arguments("}")
+
+    def _break(self) -> None:
+        """The call cannot be understood: its JSON stays unfinished, what follows is text."""
+        self._is_broken, self._state = True, "text"
+
     def _read_body(self, last: bool) -> Iterator[Read]:
         text = self._held.text.lstrip()
         n_space = len(self._held.text) - len(text)
-        key = KEY.match(text)
+        key, head = KEY.match(text), HEAD.match(text)
         if key:
             self._take(n_space + key.end())
             yield from self._open_value(key[1].strip())
-        elif text.startswith((END_FUNCTION, END_CALL)):
-            self._take(n_space + (len(END_FUNCTION) if text.startswith(END_FUNCTION) else 0))
-            self.n_complete += 1
+        elif text.startswith(END_FUNCTION):
+            self._take(n_space + len(END_FUNCTION))
+            self._state = "closed"
+        elif text.startswith(END_CALL) or (head and head[1].strip() in self._schemas):
+            self._take(n_space)
             self._state = "after"
-            yield self._arguments("}")
+            yield from self._complete()
         elif text.startswith(END_PARAMETER):
             self._take(n_space + len(END_PARAMETER))
+        elif text.startswith(PARAMETER) and (last or not may_be_key(text)):
+            self._break()
         elif text and (last or not _may_be_tag(text)):
             # Neither a tag nor the beginning of one. Space counts only between such scraps of text.
             scrap = text[: text.find("<", 1)] if "<" in text[1:] else text
@@ -196,57 +227,73 @@ class ToolCallReader:
             yield self._take(1 if scrap.startswith("<") else len(scrap.rstrip()))
 
     def _open_value(self, key: str) -> Iterator[Read]:
-        separator = ", " if self._n_parameters else ""
-        self._n_parameters += 1
-        self._in_scraps = False
-        self._kinds = parameter_kinds(self._schemas[self._name], key)
+        self._key, self._is_repeated = key, key in self._written
+        self._in_scraps = self._is_streaming = False
+        self._type = parameter_type(self._schemas[self._name], key)
         self._state, self._value, self._at_value_start = "value", [], True
-        yield self._arguments(f"{separator}{quoted(key)}: " + ('"' if self._streams else ""))
-
-    @property
-    def _streams(self) -> bool:
-        """The value can only be a string, so it need not be seen whole before its type is known."""
-        return self._kinds == {"string"}
+        self._starts_line = True
+        if not self._is_repeated:
+            separator = ", " if self._written else ""
+            yield self._arguments(f"{separator}{quoted(key)}: ")
+            yield from self._grow_value("")
 
     def _read_value(self, last: bool) -> Iterator[Read]:
         if self._at_value_start and self._held.text:
             self._take(1 if self._held.text.startswith("\n") else 0)
             self._at_value_start = False
-        n_chars, closer = self._find_closer(last)
-        yield from self._grow_value(self._take(n_chars).text)
-        if closer is not None:
-            # A missing </parameter> before </function> closes the value too; the body reads that tag.
-            self._take(len(closer) if closer.endswith(END_PARAMETER) else closer.startswith("\n"))
-            self._state = "body"
-            yield self._arguments('"' if self._streams else to_json("".join(self._value), self._kinds))
-        elif last and not self._streams and self._value:
+        found = find_end(self._held.text, self._is_next_key, starts_line=self._starts_line, last=last)
+        self._waits_for_tag = found.waits_for_tag
+        yield from self._grow_value(self._take(found.n_value).text)
+        if found.is_end:
+            self._take(found.n_closer)
+            yield from self._close_value()
+        elif last and not self._is_streaming and not self._is_repeated and self._value:
             yield self._arguments("".join(self._value))
             self._value = []
 
-    def _grow_value(self, text: str) -> Iterator[Read]:
-        if text and self._streams:
-            yield self._arguments(quoted(text)[1:-1])
-        elif text:
-            self._value.append(text)
+    def _is_next_key(self, key: str) -> bool:
+        return key in self._known and key != self._key and key not in self._written
 
-    def _find_closer(self, last: bool) -> tuple[int, str | None]:
-        """How much of the held text is certainly value, and the tag right behind it that ends the value."""
-        text = self._held.text
-        for closer in CLOSER.finditer(text):
-            behind = text[closer.end() :].lstrip()
-            followers = FOLLOWERS[closer[1]]
-            if behind.startswith(followers) or (last and not behind):
-                return closer.start(), closer[0]
-            if not last and any(follower.startswith(behind) for follower in followers):
-                return closer.start(), None
-        return len(text) if last else len(text) - n_begun(text, CLOSERS), None
+    def _grow_value(self, text: str) -> Iterator[Read]:
+        if text:
+            self._value.append(text)
+            self._starts_line = ("\n" in text or self._starts_line) and not text.rpartition("\n")[2].strip()
+        if self._is_repeated:
+            return
+        if self._is_streaming:
+            if text:
+                yield self._arguments(quoted(text)[1:-1])
+        elif self._type.is_string("".join(self._value)):
+            self._is_streaming = True
+            yield self._arguments(quoted("".join(self._value))[:-1])
+
+    def _close_value(self) -> Iterator[Read]:
+        raw = "".join(self._value)
+        written = quoted(raw) if self._is_streaming else self._type.to_json(raw)
+        self._state = "body"
+        if not self._is_repeated:
+            self._written[self._key] = written
+            yield self._arguments('"' if self._is_streaming else written)
+        elif self._written[self._key] != self._type.to_json(raw):
+            self._break()
+
+    def _read_closed(self, last: bool) -> Iterator[Read]:
+        """Behind ``</function>``: a parameter that follows still belongs to the call."""
+        text = self._held.text.lstrip()
+        if KEY.match(text) or (text.startswith(END_FUNCTION) and not last):
+            self._state = "body"
+        elif last or not (PARAMETER.startswith(text) or may_be_key(text)):
+            self._state = "after"
+            yield from self._complete()
 
     def _read_after(self, last: bool) -> Iterator[Read]:
+        """Behind a call: closing tags without an opening one are layout."""
         text = self._held.text.lstrip()
-        if text.startswith(END_CALL):
-            self._take(self._held.text.index(END_CALL) + len(END_CALL))
-            self._state = "text"
-        elif last or not END_CALL.startswith(text):
+        n_space = len(self._held.text) - len(text)
+        closer = next((tag for tag in (END_CALL, END_FUNCTION, END_PARAMETER) if text.startswith(tag)), None)
+        if closer is not None:
+            self._take(n_space + len(closer))
+        elif last or not any(tag.startswith(text) for tag in (END_CALL, END_FUNCTION, END_PARAMETER)):
             self._state = "text"
         yield from ()
 
@@ -260,11 +307,13 @@ def _may_be_head(text: str) -> bool:
     if not head.startswith(FUNCTION) or set(name) & set("<\n") or (closed and not name):
         return False
     behind = behind.lstrip()
-    return not closed or any(tag.startswith(behind) for tag in (PARAMETER, END_FUNCTION))
+    tags = (PARAMETER, END_FUNCTION, END_CALL)
+    return not closed or any(tag.startswith(behind) for tag in tags) or may_be_key(behind)
 
 
 def _may_be_tag(text: str) -> bool:
-    """Whether ``text`` may still become a tag of a call's body."""
-    if text.startswith(PARAMETER):
-        return not set(text.removeprefix(PARAMETER)) & set("<>\n")
-    return any(tag.startswith(text) for tag in (PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL))
+    """Whether ``text`` may still become a tag of a call's body, or the head of the next call."""
+    if text.startswith((CALL, FUNCTION)):
+        return _may_be_head(text)
+    tags = (PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL, CALL, FUNCTION)
+    return may_be_key(text) or any(tag.startswith(text) for tag in tags)

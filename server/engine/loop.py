@@ -327,7 +327,8 @@ class EngineLoop:
             opens_thought=request.prompt.opens_thought,
             tools=request.reply.tools,
             stops=request.reply.stops,
-            may_think=request.reply.may_think,
+            may_think=request.reply.may_think and not request.prompt.begins_content,
+            is_constrained=request.reply.grammar is not None,
         )
         return Reply(
             request=request,

@@ -111,7 +111,7 @@ class Reply:
 
     def end(self, reason: FinishReason) -> None:
         """The reply is over; all its tokens were read."""
-        self.untold_deltas += self.reader.finish()
+        self.untold_deltas += self.reader.finish(is_cut=reason == "length")
         is_cut = reason == "length" and self.reader.in_call
         self.finish = "tool_calls" if self.reader.called_tools and not is_cut else reason
 

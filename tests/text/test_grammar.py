@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from model.errors import InputError
-from model.text.arguments import fits
 from model.text.grammar import GrammarTable, call_grammar, json_schema
 from model.text.reply import ReplyReader, close_thought_ids
+from model.text.schema import fits
 from server.engine.constraint import Constraint
 from tests.fakes.chatml import tokenizer_with, tool
 from tests.fakes.scripted import ids_of, read, xml_call

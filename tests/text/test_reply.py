@@ -93,7 +93,7 @@ def test_plain_text_comes_back_whole(text: str, torn: bool) -> None:
 
 def test_the_thought_and_the_content_are_trimmed_where_they_meet() -> None:
     joined, reader = read(ids_of(" \nLet me see. \n\n</think>\n\n Yes. \n"), opens_thought=True)
-    assert joined == Joined(reasoning="Let me see.", content="Yes. \n")
+    assert joined == Joined(reasoning="Let me see.", content=" Yes. \n")
     assert reader.n_reasoning_tokens == ids_of(" \nLet me see. \n\n</think>").__len__()
 
 
@@ -234,10 +234,10 @@ def test_f06_content_tokens_are_told_once_in_order_and_without_the_thoughts() ->
 
 
 def test_f06_a_token_that_begins_in_dropped_space_is_content() -> None:
-    token = next(i for i in ids_of("so that the") if tokenizer_with().token_bytes(i) == b" the")
+    (token,) = ids_of("\n\n\n")
     ids = [*ids_of("hm</think>"), token, *ids_of(" end")]
     joined, reader = read(ids, opens_thought=True)
-    assert joined.content.startswith("the")
+    assert joined.content == "\n end"
     assert reader.take_content_tokens() == tuple(range(len(ids_of("hm</think>")), len(ids)))
 
 
@@ -284,6 +284,26 @@ def test_adjacent_deltas_of_one_kind_come_as_one() -> None:
     assert reader.push(ids_of("hm")[0]) != []
     deltas = [*reader.push(tokenizer_with().controls["</think>"].id), *reader.finish()]
     assert all(isinstance(delta, ReasoningDelta) for delta in deltas)
+
+
+@pytest.mark.parametrize("options", [{"opens_thought": True}, {"is_constrained": True}])
+def test_t7_only_the_templates_own_line_ends_are_dropped(options: dict[str, Any]) -> None:
+    close = "hm\n</think>" if "opens_thought" in options else ""
+    for ids in (ids_of, byte_ids):
+        assert read(ids(f"{close}\n\n    x = 1"), **options)[0].content == "    x = 1"
+        assert read(ids(f"{close}\n\n\n  x"), **options)[0].content == "\n  x"
+        assert read(ids(f"{close}x\n\ny"), **options)[0].content == "x\n\ny"
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_t8_a_character_that_a_reply_breaks_off_in_is_left_out(tools: Any) -> None:
+    cut = byte_ids("😀")[:3]
+    assert read([*byte_ids("so "), *cut], tools=tools)[0] == Joined(content="so ")
+    assert read([*byte_ids("so "), *cut], tools=tools, opens_thought=True)[0] == Joined(reasoning="so")
+    called, _ = read([*byte_ids("<tool_call><function=f><parameter=a>so "), *cut], tools=TOOLS)
+    assert called.calls == [["f", '{"a": "so ']]
+    # What can become no character in any way is still shown as such.
+    assert read([*cut, *byte_ids("x")], tools=tools)[0] == Joined(content="\ufffdx")
 
 
 def _bare(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from functools import cache
 from pathlib import Path
@@ -106,7 +107,9 @@ def test_tokens_read_one_by_one_give_the_text_of_all_of_them(ids: list[int]) -> 
     tokenizer = tokenizer_with()
     reader = Detokenizer(tokenizer)
     pieces = [reader.push(i) for i in ids]
-    assert "".join(pieces) + reader.finish() == tokenizer.decode(ids, hide_controls=True)
+    whole = b"".join(tokenizer.token_bytes(i) for i in ids if i not in tokenizer.hidden_ids)
+    # Without the beginning of a character at the very end.
+    assert "".join(pieces) == codecs.getincrementaldecoder("utf-8")("replace").decode(whole)
 
 
 def test_a_character_spread_over_tokens_comes_with_the_last_of_them() -> None:

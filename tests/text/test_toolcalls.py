@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.text.arguments import ALL_KINDS, fits, parameter_kinds, to_json
+from model.text.arguments import ParameterType, parameter_type
 from model.text.deltas import ContentDelta, ToolCallArguments
 from model.text.reply import ReplyReader
+from model.text.schema import ALL_KINDS, fits
 from model.text.toolcalls import new_call_id
 from tests.fakes.chatml import tokenizer_with, tool
 from tests.fakes.scripted import Joined, byte_ids, ids_of, read, xml_call
@@ -142,12 +143,12 @@ def test_c07_values_are_typed_by_the_schema_and_kept_where_they_do_not_fit(
 def test_c07_a_parameter_the_schema_does_not_know_is_a_string() -> None:
     assert calls_of(xml_call("f", unknown="5")) == [["f", '{"unknown": "5"}']]
     assert calls_of(xml_call("bare", a="5")) == [["bare", '{"a": "5"}']]
-    assert parameter_kinds({"additionalProperties": {"type": "integer"}}, "k") == {"integer"}
+    assert parameter_type({"additionalProperties": {"type": "integer"}}, "k").kinds == {"integer"}
 
 
 @given(st.text(max_size=30), st.sets(st.sampled_from(sorted(ALL_KINDS)), max_size=3).map(frozenset))
 def test_c07_a_value_is_json_whatever_the_text(raw: str, kinds: frozenset[str]) -> None:
-    value = json.loads(to_json(raw, kinds))
+    value = json.loads(ParameterType("k", kinds).to_json(raw))
     if isinstance(value, str):
         assert value == raw
 
@@ -171,7 +172,6 @@ def test_c08_ids_are_unique() -> None:
         ("</function>", '{"a": "x", "n": 12'),
         ("2\n</param", '{"a": "x", "n": 1'),
         ("x", '{"a": "'),
-        (">\nx", "{"),
     ],
 )
 def test_c10_a_call_that_is_cut_stays_unfinished(cut: str, arguments: str) -> None:
@@ -192,6 +192,7 @@ def test_c10_a_call_cut_in_its_head_is_text() -> None:
         "<tool_call>\n<function=f",
         head,
         f"{head}\n<para",
+        f"{head}\n<parameter=a",
     ):
         joined, reader = read(ids_of(text), tools=TOOLS)
         assert joined == Joined(content=text)
@@ -284,10 +285,10 @@ def test_a_value_may_speak_of_the_tags(value: str) -> None:
 
 
 def test_text_between_the_tags_of_a_call_goes_to_the_content() -> None:
-    text = xml_call("f", a="x").replace("</parameter>", "</parameter>\n<parameter=oops <b>")
+    text = xml_call("f", a="x").replace("</parameter>", "</parameter>\n</parameter>\noops <b>")
     joined, _ = read(ids_of(text), tools=TOOLS)
     assert read(byte_ids(text), tools=TOOLS)[0] == joined
-    assert joined == Joined(content="<parameter=oops <b>", calls=[["f", '{"a": "x"}']])
+    assert joined == Joined(content="oops <b>", calls=[["f", '{"a": "x"}']])
 
 
 def test_what_has_text_where_a_parameter_must_stand_is_no_call() -> None:
@@ -386,3 +387,193 @@ def _torn(text: str, rng: random.Random) -> list[str]:
     cuts = sorted(rng.sample(range(len(text) + 1), k=min(5, len(text))))
     bounds = [0, *cuts, len(text)]
     return [text[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+HEAD = "<tool_call>\n<function=f>\n"
+END = "</function>\n</tool_call>"
+CITY = [tool("f", a={"type": "string"}, n={"type": "string"}), tool("g", city={"type": "string"})]
+
+
+def read_both(text: str, tools: Any = CITY, **options: Any) -> tuple[Joined, ReplyReader]:
+    """The reply of ``text``, the same however it is cut into tokens."""
+    whole, reader = read(ids_of(text), tools=tools, **options)
+    assert read(byte_ids(text), tools=tools, **options)[0] == whole
+    return whole, reader
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Example:\n<parameter=city>\nOslo\n</parameter>\nend",
+        "Example:\n<parameter=city>\nOslo\n</parameter>\n<parameter=when>\nnow\n</parameter>\nend",
+        "Example:\n<parameter=n>\n5\n</parameter>\nend",
+        "Example:\n  <parameter=n>\n  5\n  </parameter>\nend",
+        "Example:\n<parameter=n>\n5\n</parameter>",
+        f"Example:\n{xml_call('g', city='Oslo')}\nend",
+        f"Example:\n{xml_call('g', city='Oslo')}",
+        xml_call("g", city="Oslo"),
+        f"{xml_call('g', city='Oslo')}\n{xml_call('f', a='x', n='y')}\n",
+        f"a\n{xml_call('f', a=xml_call('g', city='Oslo'))}\nb",
+        "<function=g>\n<parameter=city>\nOslo\n</parameter>\n</function>\nend",
+        "Write <parameter=n> in front of it, then </parameter> and </function>.",
+        "A line of its own:\n<parameter=city>",
+        "A line of its own:\n<tool_call>\n<function=g>",
+    ],
+)
+def test_t1_a_value_that_quotes_markup_arrives_whole(value: str) -> None:
+    joined, reader = read_both(xml_call("f", a=value, n="last"))
+    ((name, arguments),) = joined.calls
+    assert (name, json.loads(arguments)) == ("f", {"a": value, "n": "last"})
+    assert not joined.content
+    assert reader.called_tools
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (f"{HEAD}<parameter=a>\nx\n<parameter=n>\n5\n</parameter>\n{END}", [["f", {"a": "x", "n": "5"}]]),
+        (f"{HEAD}<parameter=a>\nx\n<parameter=n>\n5\n{END}", [["f", {"a": "x", "n": "5"}]]),
+        (
+            f"{HEAD}<parameter=a>\nx\n</parameter>\n{xml_call('g', city='y')}",
+            [["f", {"a": "x"}], ["g", {"city": "y"}]],
+        ),
+        (
+            f"{HEAD}<parameter=a>\nx\n</parameter>\n<function=g>\n{END}",
+            [["f", {"a": "x"}], ["g", {}]],
+        ),
+        (
+            f"{HEAD}<parameter=a>\nx\n</parameter>\n</function>\n<parameter=n>\n4\n</parameter>\n{END}",
+            [["f", {"a": "x", "n": "4"}]],
+        ),
+        (f"{HEAD}<parameter=a>\nx\n</parameter>\n<parameter=a>\nx\n</parameter>\n{END}", [["f", {"a": "x"}]]),
+    ],
+)
+def test_t2_a_dropped_or_doubled_tag_leaves_the_call_as_it_was_meant(text: str, calls: list[Any]) -> None:
+    joined, reader = read_both(text)
+    assert [[name, json.loads(arguments)] for name, arguments in joined.calls] == calls
+    assert not joined.content
+    assert not reader.in_call
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{HEAD}<parameter=a>\nx\n</parameter>\n<parameter=a>\ny\n</parameter>\n{END}",
+        f"{HEAD}<parameter=a>\nx\n</parameter>\n<parameter=n</parameter>\n{END}",
+        f"{HEAD}<parameter=a>\nx\n</parameter>\n</function>\n<parameter=a>\ny\n</parameter>\n{END}",
+    ],
+)
+def test_t2_a_call_that_cannot_be_understood_is_never_completed(text: str) -> None:
+    joined, reader = read_both(text)
+    assert not reader.called_tools
+    for _, arguments in joined.calls:
+        assert arguments == '{"a": "x"'
+    assert joined.content
+
+
+def test_t2_a_broken_first_parameter_makes_it_text() -> None:
+    text = f"{HEAD}<parameter=a</parameter>\n{END}"
+    assert read_both(text)[0] == Joined(content=text)
+
+
+@pytest.mark.parametrize(
+    "orphans", ["</function>", "\n</parameter>\n</function>\n</tool_call>", "\n</tool_call>"]
+)
+def test_t3_closing_tags_behind_a_call_are_layout(orphans: str) -> None:
+    text = f"{xml_call('g', city='x')}{orphans}"
+    assert read_both(text)[0] == Joined(calls=[["g", '{"city": "x"}']])
+    joined, _ = read_both(f"{text}\n{xml_call('g', city='y')}{orphans}\n\nDone.")
+    assert joined.content == "Done."
+    assert len(joined.calls) == 2
+
+
+@pytest.mark.parametrize("text", ["<tool_call>\n<function=f>\n</tool_call>", "<function=f>\n</tool_call>"])
+def test_t3_a_head_and_the_end_of_the_call_are_a_call_without_arguments(text: str) -> None:
+    joined, reader = read_both(text)
+    assert joined == Joined(calls=[["f", "{}"]])
+    assert reader.called_tools
+
+
+THOUGHT_CALL = f"Hm.\n{xml_call('f', a='x')}"
+
+
+@pytest.mark.parametrize("ending", ["\n</think>\n\n", "</think>", "\n</think>\n\nDone."])
+def test_t4_a_call_in_a_closed_thought_is_thought(ending: str) -> None:
+    joined, reader = read_both(THOUGHT_CALL + ending, opens_thought=True)
+    assert joined.reasoning == THOUGHT_CALL
+    assert not joined.calls
+    assert not reader.called_tools
+
+
+@pytest.mark.parametrize("ends", [{"is_cut": True}, {}])
+@pytest.mark.parametrize("is_constrained", [True, False])
+def test_t4_a_call_in_an_open_thought_counts_where_the_model_itself_ended_freely(
+    ends: dict[str, bool], is_constrained: bool
+) -> None:
+    reader = ReplyReader(tokenizer_with(), opens_thought=True, tools=CITY, is_constrained=is_constrained)
+    joined = Joined()
+    joined.add(reader.push_all(ids_of(THOUGHT_CALL)))
+    joined.add(reader.finish(**ends))
+    is_free = not ends and not is_constrained
+    assert reader.called_tools == is_free
+    assert joined.reasoning == ("Hm." if is_free else THOUGHT_CALL)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"enum": ["red", "blue"]}, "green"),
+        ({"type": "string", "pattern": "^r"}, "green"),
+        ({"type": "integer", "maximum": 3}, "4"),
+        ({"type": "array", "items": {"type": "string"}}, "[1]"),
+        ({"type": "object", "required": ["k"]}, "{}"),
+        ({"allOf": [{"type": "string"}, {"minLength": 9}]}, "green"),
+    ],
+)
+def test_t4_a_call_in_a_thought_must_fit_the_whole_schema(schema: dict[str, Any], value: str) -> None:
+    text = f"Hm.\n{xml_call('paint', c=value)}"
+    joined, reader = read_both(text, [tool("paint", c=schema)], opens_thought=True)
+    assert joined == Joined(reasoning=text)
+    assert not reader.called_tools
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "null"]},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {},
+        {"description": "untyped"},
+        {"$ref": "#/$defs/text"},
+        {"type": ["string", "integer", "boolean"]},
+    ],
+)
+def test_t9_arguments_stream_wherever_text_can_only_be_a_string(schema: dict[str, Any]) -> None:
+    definition = tool("f", v=schema)
+    definition["function"]["parameters"]["$defs"] = {
+        "text": {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    }  # type: ignore[index]
+    reader = ReplyReader(tokenizer_with(), opens_thought=False, tools=[definition])
+    told = [reader.push(i) for i in ids_of(xml_call("f", v="nullify " + "one two three four " * 50))]
+    assert sum(1 for deltas in told if any(isinstance(d, ToolCallArguments) for d in deltas)) > 100
+
+
+@pytest.mark.parametrize(
+    ("schema", "raw", "value"),
+    [
+        ({"enum": ["r", "w", 1]}, "1", 1),
+        ({"enum": ["r", "1", 1]}, "1", "1"),
+        ({"enum": ["r", None, True, 2.5]}, "true", True),
+        ({"enum": ["r", None, True, 2.5]}, "2.5", 2.5),
+        ({"anyOf": [{"enum": ["auto"]}, {"type": "integer"}]}, "7", 7),
+        ({"anyOf": [{"enum": ["auto"]}, {"type": "integer"}]}, "auto", "auto"),
+        ({"oneOf": [{"const": "null"}, {"const": 3}]}, "3", 3),
+        ({"type": ["string", "integer"], "pattern": "^[a-z]+$"}, "5", 5),
+        ({"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "integer"}]}, "5", 5),
+    ],
+)
+def test_t10_of_several_readings_the_one_that_fits_is_taken(schema: Any, raw: str, value: object) -> None:
+    joined, _ = read_both(xml_call("f", v=raw), [tool("f", v=schema)])
+    found = json.loads(joined.calls[0][1])["v"]
+    assert found == value
+    assert type(found) is type(value)

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from model.errors import InputError
-from model.text.arguments import parameter_kinds
 from model.text.grammar.rules import GAP, checked, json_rule, json_schema
-from model.text.toolcalls import CALL, END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
+from model.text.schema import kinds_of
+from model.text.values import CALL, END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
 
 END_VALUE = f"\n{END_PARAMETER}\n"
 
@@ -79,7 +79,8 @@ def _tool_rules(index: int, tool: Mapping[str, Any], controls: Collection[str]) 
 def _value_rules(
     name: str, parameters: Mapping[str, Any], key: str, where: str, *, is_strict: bool
 ) -> Iterator[str]:
-    kinds, schema = parameter_kinds(parameters, key), parameters["properties"][key]
+    schema = parameters["properties"][key]
+    kinds = kinds_of(schema, parameters)
     choices = _choices(schema)
     if choices is not None:
         texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
