@@ -8,7 +8,7 @@ engine's thread. The store knows no text, no layers and no HTTP.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cache import selection
 from cache.boundaries import PromptShape
@@ -155,14 +155,29 @@ class Store:
 
     def drop(self, running: RunningEntry) -> None:
         """Forget ``running``."""
-        del self._running[running.number]
-        self.counters.n_drops += 1
+        if self._running.pop(running.number, None) is not None:
+            self.counters.n_drops += 1
 
-    def clear(self) -> None:
-        """Forget everything, what runs included: after a fault nothing of it can be trusted."""
-        self._running.clear()
+    def drop_all_but(self, known: Iterable[RunningEntry]) -> None:
+        """Forget the running entries that nobody feeds any more: after a fault some may be left over."""
+        numbers = {running.number for running in known}
+        for running in [running for running in self._running.values() if running.number not in numbers]:
+            self.drop(running)
+
+    def forget_unsound(self) -> None:
+        """After a fault that may have touched anything: forget what runs and what is no longer sound."""
+        self.drop_all_but(())
         for entry in tuple(self._shelf.entries()):
-            self._shelf.remove(entry)
+            try:
+                entry.check()
+            except Exception:
+                self._shelf.remove(entry)
+
+    def make_room(self, n_bytes: int) -> None:
+        """Let go of what is at rest until ``n_bytes`` less are held, or nothing is left to let go."""
+        wanted = self.n_bytes - n_bytes
+        while self.n_bytes > wanted and self._shelf.evict_one(below=math.inf):
+            pass
 
     # -- disk -----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@
     │   ├── BackendError      no usable MLX backend
     │   ├── ModelNotFoundError    no such directory, demo or cached Hub repository
     │   └── CheckpointError   files are there but cannot be loaded as a Qwen3.5 model
+    ├── GrammarError          a reply cannot be kept to its grammar any further
     └── InputError            what a client sent cannot be done; names the parameter
         ├── PromptTooLongError    the conversation is longer than the context
         └── (HTTP-only kinds are in server/errors.py)
@@ -35,6 +36,10 @@ class ModelNotFoundError(ModelError):
 
 class CheckpointError(ModelError):
     """The files are there but are not a checkpoint this project can load."""
+
+
+class GrammarError(CrossturnError):
+    """A reply cannot be kept to its grammar any further; the message is the library's, one line."""
 
 
 class InputError(CrossturnError):

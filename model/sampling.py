@@ -77,7 +77,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self._seed = _hash64(secrets.randbits(63) if params.seed is None else params.seed, index)
-        self._n_drawn = 0
+        self._n_accepted = 0
         self._host_bias = _dense(params.logit_bias, vocab_size)
         self._bias = None if self._host_bias is None else mx.array(self._host_bias)
         self._counts: mx.array | None = None
@@ -127,15 +127,15 @@ class Sampler:
         """The next token where the sampler :attr:`only_compares`, of ``logits`` [V]; as MLX would pick it."""
         return int((logits if self._host_bias is None else logits + self._host_bias).argmax())
 
-    def accept(self, token: mx.array) -> None:
-        """The reply grew by ``token`` (lazy scalar)."""
-        if self._counts is not None:
+    def accept(self, token: mx.array | None) -> None:
+        """The reply grew by ``token``, a lazy scalar; which one it was matters to penalties alone."""
+        self._n_accepted += 1
+        if self._counts is not None and token is not None:
             self._counts = self._counts.at[token].add(1.0)
 
     def draw(self) -> float:
-        """The next number in [0, 1) of this reply's sequence."""
-        self._n_drawn += 1
-        return (_hash64(self._seed, self._n_drawn) >> 11) * 2.0**-53
+        """The number in [0, 1) of the next token; it depends on the token's place in the reply alone."""
+        return (_hash64(self._seed, self._n_accepted + 1) >> 11) * 2.0**-53
 
 
 Swap = Callable[[mx.array], mx.array]
@@ -178,8 +178,7 @@ def sample_rows(
     if any(swap is not None for swap in swaps):
         tokens = mx.stack([tokens[i] if swap is None else swap(tokens[i]) for i, swap in enumerate(swaps)])
     for row, sampler in enumerate(samplers):
-        if not sampler.is_plain:
-            sampler.accept(tokens[row])
+        sampler.accept(None if sampler.is_plain else tokens[row])
     return tokens
 
 

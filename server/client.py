@@ -50,6 +50,7 @@ class EngineStats:
         n_prefilled_tokens, n_read_ahead_tokens: all tokens read, and those of them
             that were read between turns.
         n_generated_tokens: of all replies since the start.
+        is_alive: the engine's thread runs.
     """
 
     n_steps: int
@@ -60,6 +61,7 @@ class EngineStats:
     n_prefilled_tokens: int = 0
     n_read_ahead_tokens: int = 0
     n_generated_tokens: int = 0
+    is_alive: bool = True
 
 
 class EngineClient(Protocol):

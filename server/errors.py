@@ -10,6 +10,7 @@
         ├── MediaTypeError        415
         ├── EngineFaultError      500
         └── UnavailableError      503, with Retry-After
+            └── RateLimitError    429
 
 An ``InputError`` of the rooms below is a 400. ``server/http/failures.py`` answers with them.
 """
@@ -112,6 +113,16 @@ class UnavailableError(HttpError):
     @property
     def headers(self) -> dict[str, str]:
         return {"Retry-After": str(max(1, round(self.retry_after_s)))}
+
+
+class RateLimitError(UnavailableError):
+    """The client has had its share for now."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
 
 
 def error_body(error: Exception) -> ErrorBody:

@@ -46,6 +46,7 @@ class GenerationRequest:
         slot: the session's private memory, of its tenant.
         prompt: ids and boundaries, see :class:`model.text.chat.RenderedPrompt`.
         max_tokens: reply tokens at most, already clamped to what the context leaves.
+        tells_prefill: whether :class:`Prefilling` is told while the prompt is read.
         top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
     """
 
@@ -57,6 +58,7 @@ class GenerationRequest:
     reply: ReplyFormat = field(default_factory=ReplyFormat)
     n_replies: int = 1
     top_logprobs: int | None = None
+    tells_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,23 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilling:
+    """How far the prompt is read; told after every part of it to requests that ask for it.
+
+    Attributes:
+        n_prompt: tokens of the prompt.
+        n_reused: those that need not be read.
+        n_done: those that the state stands for by now, the reused ones included.
+        elapsed_s: since reading began.
+    """
+
+    n_prompt: int
+    n_reused: int
+    n_done: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Reply ``index`` grew to ``n_tokens``. There are no ``deltas`` as long as its text may still mean
     something else. ``logprobs`` belong to the content tokens of these deltas."""
@@ -127,14 +146,22 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended early; nothing follows. ``retry_after_s`` is set when trying again helps."""
+    """The request ended early; nothing follows.
+
+    Attributes:
+        kind: ``overloaded``: the server is full; ``rate_limited``: the tenant has had its share; ``invalid``:
+            the request cannot be done.
+        retry_after_s: set when trying again helps.
+        param: the request field at fault, where one is.
+    """
 
     message: str
-    kind: Literal["cancelled", "overloaded", "shutting_down", "internal"]
+    kind: Literal["cancelled", "overloaded", "rate_limited", "shutting_down", "invalid", "internal"]
     retry_after_s: float | None = None
+    param: str | None = None
 
 
-Event = Planned | Progress | Finished | Failed
+Event = Planned | Prefilling | Progress | Finished | Failed
 
 Emit = Callable[[Event], None]
 """Takes the events of one request, in order, on the engine thread; must not block or raise."""

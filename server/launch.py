@@ -13,7 +13,7 @@ from model.checkpoint.hub import resolve
 from model.text.chat import ChatFormat
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
-from server.engine.loop import LoopOptions
+from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
 from server.lifetime import serve_http
@@ -82,9 +82,14 @@ def _engine_options(settings: Settings, path: Path) -> EngineOptions:
         cache_dir_bytes=settings.cache_dir_size,
         shares_prefixes=settings.share_prefixes,
         ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
+        stall_s=settings.stall_seconds,
         loop=LoopOptions(
             max_replies=settings.max_running,
             max_waiting=settings.max_waiting,
+            max_wait_s=settings.queue_seconds,
+            max_tenant_replies=settings.max_running_per_key,
+            max_tenant_waiting=settings.max_waiting_per_key,
+            tenant_tokens_per_minute=settings.tokens_per_minute,
             reads_ahead=settings.idle_prefill,
             keeps_fed_ids=settings.keep_fed_ids,
             stream_interval_s=settings.stream_interval_seconds,

@@ -128,6 +128,18 @@ class EngineSettings(Section):
 
     max_running: int = Field(16, gt=0, description="replies that are decoded together at most")
     max_waiting: int = Field(256, gt=0, description="requests that may wait; one more is refused with 503")
+    queue_seconds: Seconds | None = Field(
+        None, description="refuse a request that has waited so long for its turn (default: it waits)"
+    )
+    max_running_per_key: int | None = Field(
+        None, gt=0, description="of --max-running, what one API key may take (default: all)"
+    )
+    max_waiting_per_key: int | None = Field(
+        None, gt=0, description="of --max-waiting, what one API key may take (default: all)"
+    )
+    tokens_per_minute: int | None = Field(
+        None, gt=0, description="tokens, read and written, that one API key gets a minute (default: no limit)"
+    )
     idle_prefill: bool = Field(True, description="read the known part of the next prompt while idle")
     keep_fed_ids: bool = Field(
         False, description="a message that reads the same as what was fed keeps the tokens that were fed"

@@ -25,7 +25,8 @@ from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.text.tokenizer import TextTokenizer  # noqa: E402
 from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
-from server.engine.loop import EngineLoop, LoopOptions  # noqa: E402
+from server.engine.loop import EngineLoop  # noqa: E402
+from server.engine.options import LoopOptions  # noqa: E402
 from tests.fakes import tiny  # noqa: E402
 
 DEMO = Path(__file__).parent.parent / "model" / "demo"

@@ -64,6 +64,7 @@ class ReplyReader:
         self._token_starts: list[int] = []
         self._content_ranges: list[tuple[int, int]] = []
         self._n_told = 0
+        self._shown_end = 0
         self.n_reasoning_tokens = 0
         self.content_ids: list[int] = []
 
@@ -111,6 +112,11 @@ class ReplyReader:
         starts = enumerate(self._token_starts)
         whole = (i for i, start in starts if start >= cut_at or self._token_end(i) > cut_at)
         return next(whole, self.n_tokens)
+
+    @property
+    def is_settled(self) -> bool:
+        """All text so far has gone out as content: no stop string to come reaches into it."""
+        return self._shown_end == self._n_chars
 
     def push(self, token_id: int) -> list[Delta]:
         """Read one token.
@@ -219,6 +225,7 @@ class ReplyReader:
     def _shown(self, pieces: Iterable[Piece]) -> Iterator[Delta]:
         for piece in pieces:
             self._content_ranges.append((piece.start, piece.end))
+            self._shown_end = piece.end
             yield ContentDelta(piece.text)
 
 

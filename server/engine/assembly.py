@@ -23,7 +23,8 @@ from model.forward import Forward
 from model.text.grammar import GrammarTable
 from model.text.tokenizer import TextTokenizer
 from server.client import ModelInfo
-from server.engine.loop import EngineLoop, LoopOptions
+from server.engine.loop import EngineLoop
+from server.engine.options import LoopOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class EngineOptions:
         ring: how many checkpoints an entry keeps.
         shares_prefixes: whether slots of one tenant may copy a common system prefix from each other.
         loop: how much is taken on at once.
+        stall_s: an engine that has work and has not moved for so long is stuck.
     """
 
     model_path: Path
@@ -57,6 +59,7 @@ class EngineOptions:
     ring: RingLimits = field(default_factory=RingLimits)
     shares_prefixes: bool = True
     loop: LoopOptions = field(default_factory=LoopOptions)
+    stall_s: float = 300.0
 
 
 def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLoop, ModelInfo]:

@@ -1,4 +1,4 @@
-"""The algorithm of the engine: plan, read, write, remember; one small step at a time.
+"""The algorithm of the engine: admit, prefill, decode, remember; one small step at a time.
 
 Everything here runs on one thread, without waiting: :meth:`EngineLoop.step` does a bounded amount
 of work and returns. ``server/engine/thread.py`` calls it from the engine thread; tests call it directly.
@@ -10,59 +10,32 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import mlx.core as mx
+import numpy as np
 
 from cache.entry import RunningEntry
-from cache.selection import Choice
 from cache.store import Store
 from model.forward import Forward
-from model.sampling import Sampler
-from model.state import State
+from model.text.chat import RenderedPrompt
 from model.text.grammar import GrammarTable
-from model.text.reply import ReplyReader, close_thought_ids
 from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats
-from server.engine.constraint import Constraint
-from server.engine.decoding import Decoder, finished
-from server.engine.fed_ids import adopt_fed_ids
+from server.engine.admission import Admission
+from server.engine.decode import Decoder
+from server.engine.faults import failure_of, is_out_of_memory, make_room
+from server.engine.options import LoopOptions
 from server.engine.outbox import Outbox
-from server.engine.report import plan_report, prompt_shape
-from server.engine.sequence import Job, Reply, Ticket
-from server.events import Emit, Failed, GenerationRequest, Planned, ReplyFormat, WarmRequest
+from server.engine.planning import Planner
+from server.engine.prefill import Prefill, Prefiller
+from server.engine.reply import Reply, ReplyMaker
+from server.engine.siblings import Siblings
+from server.engine.ticket import Prompted, Ticket
+from server.events import Emit, Failed, GenerationRequest, Planned, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """How much the loop takes on.
-
-    Attributes:
-        max_replies: replies written together at most; further requests wait.
-        max_waiting: requests that may wait; one more is refused as overload.
-        prefill_tokens: tokens read in one step while nothing is being written; None for what the
-            device takes at once.
-        shared_prefill_tokens: the same while replies are being written, whose pause it bounds; None
-            for a quarter of that.
-        reads_ahead: whether the known part of the next prompt is read in idle time.
-        keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
-        stream_interval_s: how long a reply's text may wait for more before it is handed over; 0 hands over
-            every token at once.
-        checks_store: assert the store's invariants whenever the loop falls idle.
-    """
-
-    max_replies: int = 16
-    max_waiting: int = 256
-    prefill_tokens: int | None = None
-    shared_prefill_tokens: int | None = None
-    reads_ahead: bool = True
-    keeps_fed_ids: bool = False
-    stream_interval_s: float = 0.0
-    checks_store: bool = False
 
 
 @dataclass
@@ -101,19 +74,20 @@ class EngineLoop:
         grammars: Callable[[], GrammarTable] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        options = options or LoopOptions()
+        vocab_size = forward.config.vocab_size
         self._forward = forward
-        self._tokenizer = tokenizer
         self._store = store
-        self._options = options or LoopOptions()
-        self._outbox = Outbox(self._options.stream_interval_s, clock)
+        self._options = options
+        self._clock = clock
+        self._outbox = Outbox(options.stream_interval_s, clock)
+        self._admission = Admission(options, store, self.state_bytes, clock)
+        self._planner = Planner(store, tokenizer, stop_ids, keeps_fed_ids=options.keeps_fed_ids)
+        self._prefiller = Prefiller(forward)
         self._decoder = Decoder(forward, stop_ids, self._outbox)
-        self._stop_ids = stop_ids
-        self._grammars = grammars or functools.cache(
-            functools.partial(GrammarTable, tokenizer, forward.config.vocab_size)
-        )
-        self._waiting: deque[Ticket] = deque()
+        grammars = grammars or functools.cache(functools.partial(GrammarTable, tokenizer, vocab_size))
+        self._maker = ReplyMaker(tokenizer, vocab_size, stop_ids, grammars)
         self._ahead: deque[WarmRequest] = deque()
-        self._reading: Job | None = None
         self.counters = Counters()
 
     # -- what may be asked, between two steps -----------------------------------------------------
@@ -129,30 +103,22 @@ class EngineLoop:
     @property
     def has_requests(self) -> bool:
         """Whether a client waits for anything."""
-        return bool(self._waiting or self._decoder.replies) or self._reading_ticket is not None
+        return bool(self._admission.line or self._decoder.replies or self._prefiller.tickets)
 
     @property
     def has_work(self) -> bool:
-        return self.has_requests or bool(self._ahead or self._reading) or self._store.disk.is_behind
-
-    @property
-    def _reading_ticket(self) -> Ticket | None:
-        """The client's request whose prompt is being read, if one is."""
-        job = self._reading
-        if job is None or job.emit is None or isinstance(job.request, WarmRequest):
-            return None
-        return Ticket(job.request, job.emit)
+        is_ahead = bool(self._ahead or self._prefiller.prefills)
+        return self.has_requests or is_ahead or self._store.disk.is_behind
 
     def stats(self) -> EngineStats:
         """May be asked for from any thread: whatever changes meanwhile is read once."""
-        reading, counters = self._reading, self.counters
-        running = {reply.request.id for reply in self._decoder.replies}
-        if reading is not None and isinstance(reading.request, GenerationRequest):
-            running.add(reading.request.id)
+        counters = self.counters
+        running = {id(reply.siblings.ticket) for reply in self._decoder.replies}
+        running.update(id(ticket) for ticket in self._prefiller.tickets)
         return EngineStats(
             n_steps=counters.n_steps,
             n_running=len(running),
-            n_waiting=len(self._waiting),
+            n_waiting=len(self._admission.line),
             n_prompt_tokens=counters.n_prompt,
             n_reused_tokens=counters.n_reused,
             n_prefilled_tokens=counters.n_prefilled,
@@ -160,70 +126,56 @@ class EngineLoop:
             n_generated_tokens=counters.n_generated,
         )
 
+    # -- what clients ask -------------------------------------------------------------------------
+
     def submit(self, request: GenerationRequest, emit: Emit) -> None:
-        """Queue ``request``; ``emit`` takes its events."""
-        if len(self._waiting) >= self._options.max_waiting:
-            message = f"{len(self._waiting)} requests are waiting already"
-            self._outbox.tell(emit, Failed(message, "overloaded", retry_after_s=_RETRY_AFTER_S))
-            return
-        self._waiting.append(Ticket(request, emit))
+        """Queue ``request``, or refuse it; ``emit`` takes its events."""
+        ticket = Ticket(request, emit, self._clock())
+        refusal = self._admission.add(ticket)
+        if refusal is not None:
+            self._end(ticket, refusal)
 
     def read_ahead(self, request: WarmRequest) -> None:
-        """Read ``request`` when idle. A later one for the same slot replaces an earlier one."""
+        """Prefill ``request`` when idle. A later one for the same slot replaces an earlier one."""
         if self._options.reads_ahead:
-            self._ahead = deque(other for other in self._ahead if other.slot != request.slot)
-            self._ahead.append(request)
+            self._queue_ahead(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request where it stands and keep the work done; unknown ids are ignored."""
-        emit: Emit | None = None
-        for waiting in [waiting for waiting in self._waiting if waiting.request.id == request_id]:
-            self._waiting.remove(waiting)
-            emit = waiting.emit
-        if self._reading is not None and self._reading.request.id == request_id:
-            emit = self._reading.emit
-            self._put_aside()
-        for reply in [reply for reply in self._decoder.replies if reply.request.id == request_id]:
-            emit = reply.emit
-            self._keep(self._decoder.leave(reply))
-        if emit is not None:
-            self._outbox.tell(emit, Failed("the request was cancelled", "cancelled"))
+        for ticket in self._tickets():
+            if ticket.request.id == request_id:
+                self._withdraw(ticket)
+                self._end(ticket, Failed("the request was cancelled", "cancelled"))
 
     def cancel_all(self) -> None:
         """End everything a client waits for, as at shutdown."""
         for ticket in self._tickets():
             self.cancel(ticket.request.id)
 
-    def reset(self) -> None:
-        """After a fault of the loop itself: fail what runs, forget all that is remembered."""
+    def recover(self, fault: BaseException) -> None:
+        """After a fault of the loop itself: end what runs. What is at rest and sound stays."""
         tickets = self._tickets()
-        self._waiting.clear()
+        self._admission.line.clear()
         self._ahead.clear()
-        self._reading = None
+        self._prefiller = Prefiller(self._forward)
         self._decoder.abandon()
-        self._store.clear()
+        self._store.forget_unsound()
         for ticket in tickets:
-            self._outbox.tell(ticket.emit, _internal_failure())
-
-    def _tickets(self) -> list[Ticket]:
-        """Each request that a client waits for, once."""
-        reading = [] if self._reading_ticket is None else [self._reading_ticket]
-        writing = {reply.request.id: Ticket(reply.request, reply.emit) for reply in self._decoder.replies}
-        return [*self._waiting, *reading, *writing.values()]
+            self._end(ticket, failure_of(fault))
 
     # -- the algorithm ----------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Admit what fits, read one chunk of a prompt, write one token of every reply; when there is
+        """Admit what fits, prefill one chunk of a prompt, decode one token of every reply; when there is
         nothing of that, write one file of the cache folder.
 
         Returns:
             whether there was anything to do.
         """
         self._admit()
-        has_read = self._read_chunk()
-        has_written = self._write_tokens()
-        if has_read or has_written:
+        has_prefilled = self._prefill()
+        has_decoded = self._decode()
+        if has_prefilled or has_decoded:
             self.counters.n_steps += 1
             return True
         if self._options.checks_store:
@@ -231,79 +183,69 @@ class EngineLoop:
         return self._store.disk.step()
 
     def _admit(self) -> None:
-        """Choose the next prompt to read: the oldest that fits, else one to read ahead."""
-        if self._waiting:
-            if self._reading is not None and isinstance(self._reading.request, WarmRequest):
-                self._put_aside()
-            if self._reading is None and self._fits(self._waiting[0].request):
-                ticket = self._waiting.popleft()
-                self._begin(ticket.request, ticket.emit)
-        elif self._ahead and self._reading is None and not self._decoder.replies:
-            self._begin(self._ahead.popleft(), None)
+        """Begin the next prompt: that of the request whose turn it is, else one to read ahead."""
+        for expired in self._admission.take_expired():
+            self._end(expired, self._admission.too_late)
+        if self._admission.line:
+            for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is None]:
+                self._keep(self._prefiller.leave(prefill).running)
+            decoding = [reply.siblings.ticket for reply in self._decoder.replies]
+            ticket = self._admission.take(decoding, self._prefiller)
+            if ticket is not None:
+                self._begin(ticket)
+        elif self._ahead and not self._prefiller.prefills and not self._decoder.replies:
+            self._begin_ahead(self._ahead.popleft())
 
-    def _fits(self, request: GenerationRequest) -> bool:
-        """Whether there is a place in the batch and memory beside what runs. Alone, all fits."""
-        replies = self._decoder.replies
-        if not replies:
-            return True
-        if len(replies) + request.n_replies > self._options.max_replies:
-            return False
-        n_tokens = len(request.prompt.ids) + min(request.max_tokens, _EXPECTED_REPLY_TOKENS)
-        return self._store.can_admit(self.state_bytes(n_tokens) * request.n_replies)
-
-    def _begin(self, request: GenerationRequest | WarmRequest, emit: Emit | None) -> None:
-        """Plan the prompt and take the state that the plan names."""
-        self._outbox.flush()  # what the plan names may have to be read from disk
-        self._store.recall(request.slot, request.prompt.ids)
-        choice, n_adopted = self._plan(request), 0
-        if self._options.keeps_fed_ids and choice.source is not None and choice.diverged_at is not None:
-            prompt, n_adopted = adopt_fed_ids(
-                request.prompt,
-                choice.source.ids.view,
-                self._tokenizer,
-                end_ids=self._stop_ids,
-                max_tokens=self._store.metadata.max_cache_len - 1,
-            )
-            request = replace(request, prompt=prompt)
-            choice = self._plan(request)
-        report = plan_report(choice, request, n_adopted)
-        running = self._store.take(choice)
-        self._reading = Job(request, running, choice.captures, emit)
-        if emit is None:
+    def _begin(self, ticket: Ticket) -> None:
+        """Plan a client's prompt and take the state that the plan names."""
+        ticket.n_starts += 1
+        try:
+            self._outbox.flush()  # what the plan names may have to be read from disk
+            grammar = self._maker.start_grammar(ticket.request.reply)
+            plan = self._planner.plan(ticket.request)
+            ticket.request = replace(ticket.request, prompt=plan.prompt)
+            running = self._store.take(plan.choice)
+        except BaseException as fault:
+            self._fail(ticket, fault)
             return
-        self.counters.n_requests += 1
-        self.counters.n_prompt += report.prompt_tokens
-        self.counters.n_reused += report.reused_tokens
-        self._outbox.tell(emit, Planned(report))
+        self._prefiller.join(
+            Prefill(
+                ticket.request,
+                running,
+                plan.choice.captures,
+                ticket=ticket,
+                grammar=grammar,
+                began_at=self._clock(),
+            )
+        )
+        if not ticket.is_planned:
+            ticket.is_planned = True
+            self.counters.n_requests += 1
+            self.counters.n_prompt += plan.report.prompt_tokens
+            self.counters.n_reused += plan.report.reused_tokens
+            self._outbox.tell(ticket.emit, Planned(plan.report))
 
-    def _plan(self, request: GenerationRequest | WarmRequest) -> Choice:
-        return self._store.plan(request.slot, request.prompt.ids, prompt_shape(request.prompt))
+    def _begin_ahead(self, request: WarmRequest) -> None:
+        try:
+            plan = self._planner.plan(request)
+            running = self._store.take(plan.choice)
+        except BaseException as fault:
+            self._fail_ahead(request, fault)
+            return
+        self._prefiller.join(Prefill(replace(request, prompt=plan.prompt), running, plan.choice.captures))
 
-    def _read_chunk(self) -> bool:
-        job = self._reading
-        if job is None:
+    def _prefill(self) -> bool:
+        """Feed a chunk of a prompt; one that is read is decoded from here on, or rests."""
+        if not self._prefiller.prefills:
             return False
         self._outbox.flush()
-        ids, captures = job.next_chunk(self.prefill_tokens)
-        try:
-            read = self._forward.prefill(cast(State, job.running.state), ids, capture_at=captures)
-        except Exception as fault:
-            self._reading = None
-            self._fail(job, fault)
-            return True
-        job.running.ids.extend(ids)
-        for checkpoint in read.checkpoints:
-            job.running.capture(checkpoint)
+        prefill = self._prefiller.step(self.prefill_tokens)
+        self.counters.n_prefilled += prefill.n_last
+        if prefill.ticket is None:
+            self._go_on_ahead(prefill)
+        else:
+            self._go_on(prefill, prefill.ticket)
         self._store.enforce()
-        self.counters.n_prefilled += len(ids)
-        if job.emit is None or isinstance(job.request, WarmRequest):
-            self.counters.n_read_ahead += len(ids)
-            if job.is_read:
-                self._put_aside()
-            return True
-        if job.is_read:
-            self._reading = None
-            self._begin_replies(Ticket(job.request, job.emit), job.running, read.logits)
         return True
 
     @property
@@ -314,102 +256,171 @@ class EngineLoop:
             return alone
         return self._options.shared_prefill_tokens or alone // 4
 
-    def _begin_replies(self, ticket: Ticket, running: RunningEntry, logits: mx.array) -> None:
-        """From one read prompt to its ``n`` replies; all but the first get a copy of the state."""
-        branches = [self._store.branch(running) for _ in range(ticket.request.n_replies - 1)]
-        for index, entry in enumerate([running, *branches]):
-            self._decoder.join(self._new_reply(ticket, index, entry), logits)
+    def _go_on(self, prefill: Prefill, ticket: Ticket) -> None:
+        """A client's prompt was read on."""
+        self._admission.allowances.charge(ticket.request.slot.tenant, prefill.n_last)
+        if prefill.fault is not None:
+            self._fail(ticket, prefill.fault)
+            return
+        if ticket.request.tells_prefill:
+            self._outbox.tell(ticket.emit, prefill.progress(self._clock()))
+        if prefill.is_over:
+            try:
+                self._begin_replies(prefill, ticket)
+            except BaseException as fault:
+                if not prefill.running.is_lent:
+                    self._keep(prefill.running)  # the prompt was read, whatever failed after that
+                self._fail(ticket, fault)
 
-    def _new_reply(self, ticket: Ticket, index: int, running: RunningEntry) -> Reply:
-        request = ticket.request
-        reader = ReplyReader(
-            self._tokenizer,
-            opens_thought=request.prompt.opens_thought,
-            tools=request.reply.tools,
-            stops=request.reply.stops,
-            may_think=request.reply.may_think and not request.prompt.begins_content,
-            is_constrained=request.reply.grammar is not None,
-        )
-        return Reply(
-            request=request,
-            emit=ticket.emit,
-            index=index,
-            running=running,
-            sampler=Sampler(request.sampling, self._forward.config.vocab_size, request.prompt.ids, index),
-            reader=reader,
-            constraint=self._constraint_of(request.reply, reader),
-            keeps_entry=index == 0,
-            newest_state=len(running),
-        )
+    def _go_on_ahead(self, prefill: Prefill) -> None:
+        """What is known of the next prompt was read on."""
+        self.counters.n_read_ahead += prefill.n_last
+        if prefill.fault is not None:
+            self._fail_ahead(prefill.request, prefill.fault)
+        elif prefill.is_over:
+            self._keep(prefill.running)
 
-    def _constraint_of(self, form: ReplyFormat, reader: ReplyReader) -> Constraint | None:
-        if form.max_thought_tokens is None and form.grammar is None:
-            return None
-        return Constraint(
-            reader,
-            max_thought_tokens=form.max_thought_tokens,
-            closing_ids=close_thought_ids(self._tokenizer),
-            grammar=None if form.grammar is None else self._grammars().start(form.grammar),
-            end_ids=tuple(self._stop_ids),
-        )
+    def _begin_replies(self, prefill: Prefill, ticket: Ticket) -> None:
+        """From one prompt to its replies; all but the first get a copy of the state."""
+        assert prefill.logits is not None
+        running, n_first = prefill.running, self._admission.width(ticket.request)
+        siblings = Siblings(ticket, None, prefill.logits, prefill.grammar)
+        others = [self._store.branch(running) for _ in range(n_first - 1)]
+        if n_first < ticket.request.n_replies:
+            siblings.base = self._store.branch(running)
+        for entry in (running, *others):
+            self._begin_reply(siblings, entry)
 
-    def _write_tokens(self) -> bool:
-        if not self._decoder.replies:
+    def _begin_reply(self, siblings: Siblings, running: RunningEntry) -> None:
+        reply = self._maker.make(siblings, running)
+        self._decoder.join(reply, siblings.logits)
+        siblings.n_begun += 1
+
+    def _decode(self) -> bool:
+        """One token for every reply; those that are over are remembered and told so."""
+        replies = self._decoder.replies
+        if not replies:
             return False
-        self.counters.n_generated += len(self._decoder.replies)
         try:
             over = self._decoder.step()
-        except Exception as fault:
-            for reply in self._decoder.abandon():
-                self._fail(reply, fault)
+        except BaseException as fault:
+            self._decoder.abandon()
+            for touched in _tickets_of(replies):
+                self._fail(touched, fault)
             return True
-        for reply in over:
-            if reply.fault is not None:
-                self._end_siblings(reply)
-                self._fail(reply, reply.fault)
-            else:
-                self._keep(reply)
-                self._outbox.tell(reply.emit, finished(reply))
+        self._count_generated(replies)
+        for reply in over:  # first of all, for what fails takes along what nobody has kept
+            self._leave(reply)
+        for reply in sorted(over, key=lambda reply: reply.fault is not None):
+            self._finish(reply)
         if self._decoder.has_grown:
             self._store.enforce()
         return True
 
-    # -- the ends of a request --------------------------------------------------------------------
+    def _count_generated(self, replies: Iterable[Reply]) -> None:
+        for reply in replies:
+            self.counters.n_generated += 1
+            self._admission.allowances.charge(reply.request.slot.tenant, 1)
 
-    def _end_siblings(self, reply: Reply) -> None:
-        """A fault in one of ``n`` replies ends the request and so the other replies."""
-        for other in self._decoder.replies:
-            if other.request is reply.request:
-                self._keep(self._decoder.leave(other))
+    # -- the ends of a reply and of a request -----------------------------------------------------
 
-    def _keep(self, reply: Reply) -> None:
-        """Remember a reply that has left the batch, at the boundary its state stands for."""
-        if reply.keeps_entry:
-            self._store.save(reply.running)
+    def _finish(self, reply: Reply) -> None:
+        """A reply that has left the batch is over: so the client is told, and the next one begins."""
+        siblings, ticket = reply.siblings, reply.siblings.ticket
+        if reply.fault is not None:
+            self._fail(ticket, reply.fault)
+        elif not ticket.is_over:
+            self._outbox.tell(ticket.emit, reply.finished())
+            if siblings.base is not None:
+                try:
+                    self._begin_next(siblings, siblings.base)
+                except BaseException as fault:
+                    self._fail(ticket, fault)
+
+    def _begin_next(self, siblings: Siblings, base: RunningEntry) -> None:
+        """Begin a reply for which there was no place before; the last one takes the prompt's entry itself."""
+        if siblings.n_to_come == 1:
+            siblings.base = None
+            self._begin_reply(siblings, base)
         else:
+            self._begin_reply(siblings, self._store.branch(base))
+
+    def _leave(self, reply: Reply) -> None:
+        """Remember a reply that has left the batch, at the boundary its state stands for."""
+        if reply.index > 0:
             self._store.drop(reply.running)
+            return
+        self._keep(reply.running)
+        if reply.reader.stopped and len(reply.running) < reply.n_kept:
+            # Its last tokens before the cut are fed again when there is time.
+            ids = [*reply.request.prompt.ids.tolist(), *reply.token_ids][: reply.n_kept]
+            prompt = RenderedPrompt(np.array(ids, np.uint32))
+            self._queue_ahead(WarmRequest(reply.request.id, reply.request.slot, prompt))
 
-    def _put_aside(self) -> None:
-        """Stop reading a prompt and keep the part that is read."""
-        assert self._reading is not None
-        self._store.save(self._reading.running)
-        self._reading = None
+    def _queue_ahead(self, request: WarmRequest) -> None:
+        self._ahead = deque(other for other in self._ahead if other.slot != request.slot)
+        self._ahead.append(request)
 
-    def _fail(self, failed: Job | Reply, fault: Exception) -> None:
-        """What a fault has touched is not remembered; everything else goes on."""
-        log.error("request %s failed", failed.request.id, exc_info=fault)
-        self._store.drop(failed.running)
+    def _keep(self, running: RunningEntry) -> None:
+        """Remember a conversation as far as it is fed; what cannot be remembered is forgotten."""
+        try:
+            self._store.save(running)
+        except BaseException as fault:
+            log.error("a conversation of slot %s could not be kept", running.slot, exc_info=fault)
+            self._store.drop(running)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """Take a request out wherever it is; the work done for it is kept."""
+        if ticket in self._admission.line:
+            self._admission.line.remove(ticket)
+        for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is ticket]:
+            self._keep(self._prefiller.leave(prefill).running)
+        for reply in [reply for reply in self._decoder.replies if reply.siblings.ticket is ticket]:
+            self._leave(self._decoder.leave(reply))
+            if reply.siblings.base is not None:
+                self._store.drop(reply.siblings.base)
+                reply.siblings.base = None
+
+    def _end(self, ticket: Ticket, failure: Failed) -> None:
+        """Tell a client that its request has ended early; once, whatever fails after that."""
+        if not ticket.is_over:
+            ticket.is_over = True
+            self._outbox.tell(ticket.emit, failure)
+
+    def _fail(self, ticket: Ticket, fault: BaseException) -> None:
+        """``fault`` ends a request, or has it begun once more where memory ran out. What the fault has
+        touched is not remembered; everything else goes on."""
+        log.error("request %s failed", ticket.request.id, exc_info=fault)
+        has_replies = any(reply.siblings.ticket is ticket for reply in self._decoder.replies)
+        self._withdraw(ticket)
+        self._store.drop_all_but(self._fed_entries())
+        if is_out_of_memory(fault):
+            make_room(self._store)
+            if ticket.n_starts == 1 and not has_replies and not ticket.is_over:
+                self._begin(ticket)
+                return
         mx.clear_cache()
-        if failed.emit is not None:
-            self._outbox.tell(failed.emit, _internal_failure())
+        self._end(ticket, failure_of(fault))
+
+    def _fail_ahead(self, request: Prompted, fault: BaseException) -> None:
+        """Nobody waits for what was read ahead."""
+        log.error("reading ahead of %s failed", request.id, exc_info=fault)
+        self._store.drop_all_but(self._fed_entries())
+        if is_out_of_memory(fault):
+            make_room(self._store)
+
+    def _fed_entries(self) -> list[RunningEntry]:
+        """Every entry that somebody feeds, or will."""
+        prefilled = [prefill.running for prefill in self._prefiller.prefills]
+        decoded = [reply.running for reply in self._decoder.replies]
+        bases = [reply.siblings.base for reply in self._decoder.replies]
+        return [*prefilled, *decoded, *(base for base in bases if base is not None)]
+
+    def _tickets(self) -> list[Ticket]:
+        """Each request that a client waits for, once."""
+        return [*self._admission.line, *self._prefiller.tickets, *_tickets_of(self._decoder.replies)]
 
 
-def _internal_failure() -> Failed:
-    return Failed("the reply could not be generated; the server's log says why", "internal")
-
-
-_RETRY_AFTER_S = 5.0
-"""What a refused client is told to wait: about the time of a short reply."""
-
-_EXPECTED_REPLY_TOKENS = 1024
-"""Reply tokens that admission counts on: most replies are far shorter than their max_tokens."""
+def _tickets_of(replies: Iterable[Reply]) -> list[Ticket]:
+    """The requests that ``replies`` answer, each once."""
+    return list(dict.fromkeys(reply.siblings.ticket for reply in replies))

@@ -9,7 +9,7 @@ from cache.boundaries import PromptShape
 from cache.planner import FullRefill, ReplayFromCheckpoint
 from cache.selection import Choice
 from model.text.chat import RenderedPrompt
-from server.events import GenerationRequest, PlanReport, WarmRequest
+from server.events import PlanReport
 
 
 def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
@@ -34,7 +34,7 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
     )
 
 
-def plan_report(choice: Choice, request: GenerationRequest | WarmRequest, n_adopted: int = 0) -> PlanReport:
+def plan_report(choice: Choice, prompt: RenderedPrompt, n_adopted: int = 0) -> PlanReport:
     """The ``crossturn`` object of a response. Call it before the choice is taken.
 
     Args:
@@ -43,17 +43,17 @@ def plan_report(choice: Choice, request: GenerationRequest | WarmRequest, n_adop
     plan = choice.plan
 
     def where(position: int) -> str:
-        index = bisect_right(request.prompt.message_starts, position) - 1
+        index = bisect_right(prompt.message_starts, position) - 1
         if index < 0:
             return f"token {position}, before the first message"
-        return f"message {index} ({request.prompt.message_roles[index]}), at token {position}"
+        return f"message {index} ({prompt.message_roles[index]}), at token {position}"
 
     plural = "s" if n_adopted > 1 else ""
     adopted = f" {n_adopted} message{plural} kept the ids that were fed." if n_adopted else ""
     return PlanReport(
-        slot=str(request.slot),
+        slot=str(choice.slot),
         mode=type(plan.mode).__name__,  # type: ignore[arg-type]
-        prompt_tokens=len(request.prompt.ids),
+        prompt_tokens=len(prompt.ids),
         shared_tokens=plan.shared_token_prefix_len,
         reused_tokens=plan.reusable_len,
         prefilled_tokens=plan.suffix_len,

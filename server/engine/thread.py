@@ -21,7 +21,8 @@ from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats, ModelInfo
 from server.engine.assembly import EngineOptions, assemble
 from server.engine.loop import EngineLoop
-from server.events import Emit, GenerationRequest, WarmRequest
+from server.engine.watchdog import Watchdog
+from server.events import Emit, Failed, GenerationRequest, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
 
@@ -39,6 +40,7 @@ class Engine:
         self._loop: EngineLoop | None = None  # set on the engine thread, while it runs
         self._thread: threading.Thread | None = None
         self._drain_until: float | None = None  # set and read on the engine thread
+        self._watchdog = Watchdog(self.stats, options.stall_s)
 
     def start(self) -> ModelInfo:
         """Load the model and begin. Blocks until it is ready.
@@ -50,10 +52,12 @@ class Engine:
         self._thread = threading.Thread(target=self._run, args=(ready,), name="engine", daemon=True)
         self._thread.start()
         try:
-            return ready.result()
+            info = ready.result()
         except BaseException:
             self._thread.join()  # a process that ends while MLX's threads stop is aborted
             raise
+        self._watchdog.start()
+        return info
 
     def stop(self, drain_s: float) -> None:
         """Let running requests finish for ``drain_s`` seconds at most, end the rest, stop the thread."""
@@ -64,9 +68,13 @@ class Engine:
         if self._thread is not None:
             self._messages.put(close)
             self._thread.join()
+            self._watchdog.stop()
 
     def submit(self, request: GenerationRequest, emit: Emit) -> None:
-        self._messages.put(lambda loop: loop.submit(request, emit))
+        if self._has_ended:
+            emit(Failed("the engine has stopped; the server's log says why", "internal"))
+        else:
+            self._messages.put(lambda loop: loop.submit(request, emit))
 
     def read_ahead(self, request: WarmRequest) -> None:
         self._messages.put(lambda loop: loop.read_ahead(request))
@@ -95,7 +103,14 @@ class Engine:
 
     def stats(self) -> EngineStats:
         loop = self._loop
-        return EngineStats(n_steps=0, n_running=0, n_waiting=0) if loop is None else loop.stats()
+        if loop is None:
+            return EngineStats(n_steps=0, n_running=0, n_waiting=0, is_alive=False)
+        return loop.stats()
+
+    @property
+    def _has_ended(self) -> bool:
+        """The thread ran, and does no longer."""
+        return self._thread is not None and not self._thread.is_alive()
 
     # -- on the engine thread ---------------------------------------------------------------------
 
@@ -117,16 +132,27 @@ class Engine:
             return
         self._loop = loop
         ready.set_result(info)
+        try:
+            self._go(loop)
+        finally:
+            loop.cancel_all()
+            self._refuse_the_rest(loop)
+            loop.store.disk.close()
+
+    def _go(self, loop: EngineLoop) -> None:
+        """Step until the engine is told to stop. A fault that no request answers for is survived with what
+        is still sound; another one before a single step was made in between is not."""
+        n_steps_at_fault = -1
         while not self._is_drained(loop):
-            self._receive(loop)
             try:
+                self._receive(loop)
                 loop.step()
-            except Exception as fault:
-                log.critical("the engine's loop failed; all it remembered is dropped", exc_info=fault)
-                loop.reset()
-        loop.cancel_all()
-        self._refuse_the_rest(loop)
-        loop.store.disk.close()
+            except BaseException as fault:
+                log.critical("the engine's loop failed; what it was doing is dropped", exc_info=fault)
+                if loop.counters.n_steps == n_steps_at_fault:
+                    raise
+                n_steps_at_fault = loop.counters.n_steps
+                loop.recover(fault)
 
     def _is_drained(self, loop: EngineLoop) -> bool:
         if self._drain_until is None:
@@ -136,12 +162,19 @@ class Engine:
     def _receive(self, loop: EngineLoop) -> None:
         """Take all messages there are; with nothing to do, wait for one."""
         if not loop.has_work:
-            self._messages.get()(loop)
+            self._take(loop)
         while not self._messages.empty():
-            self._messages.get()(loop)
+            self._take(loop)
+
+    def _take(self, loop: EngineLoop) -> None:
+        message = self._messages.get()
+        try:
+            message(loop)
+        except BaseException as fault:  # of one message: it concerns no other
+            log.error("the engine could not take a message", exc_info=fault)
 
     def _refuse_the_rest(self, loop: EngineLoop) -> None:
         """Messages that crossed the closing: their requests end like those that were running."""
         while not self._messages.empty():
-            self._messages.get()(loop)
+            self._take(loop)
         loop.cancel_all()

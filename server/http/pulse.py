@@ -24,6 +24,8 @@ class Pulse:
 
     def is_stalled(self, stats: EngineStats) -> bool:
         """Judge by ``stats``, which are those of now."""
+        if not stats.is_alive:
+            return True
         is_idle = stats.n_running == stats.n_waiting == 0
         if is_idle or stats.n_steps != self._n_steps:
             self._n_steps, self._moved_at = stats.n_steps, self.clock()

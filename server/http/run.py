@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+from model.errors import CrossturnError, InputError
 from server.client import EngineClient
-from server.errors import EngineFaultError, HttpError, UnavailableError
-from server.events import Emit, Event, Failed, Finished, GenerationRequest, Planned
+from server.errors import EngineFaultError, RateLimitError, UnavailableError
+from server.events import Emit, Event, Failed, Finished, GenerationRequest, Progress
 from server.http.courier import Courier
 from server.http.watch import Watch
 from server.log import RequestRecord
@@ -44,7 +45,7 @@ class Run:
         """Takes the events of a request whose replies are numbered from ``first_index``."""
 
         def emit(event: Event) -> None:
-            if first_index and not isinstance(event, Planned | Failed):
+            if first_index and isinstance(event, Progress | Finished):
                 event = replace(event, index=event.index + first_index)
             self._courier.post(self._queue, event)
 
@@ -60,7 +61,7 @@ class Run:
         Whoever stops listening (closes the iterator, or is cancelled) cancels them.
 
         Raises:
-            HttpError: a request failed, or nothing moves any more.
+            CrossturnError: a request failed, or nothing moves any more.
         """
         n_open = 0
         self._live.add(self)
@@ -97,8 +98,12 @@ class Run:
         self._pulse = n_steps
 
 
-def http_error(failure: Failed) -> HttpError:
+def http_error(failure: Failed) -> CrossturnError:
     """What a client is told of ``failure``."""
+    if failure.kind == "invalid":
+        return InputError(failure.message, param=failure.param, code="invalid_value")
+    if failure.kind == "rate_limited":
+        return RateLimitError(failure.message, retry_after_s=failure.retry_after_s or 1.0)
     if failure.kind in ("overloaded", "shutting_down"):
         return UnavailableError(
             failure.message, code=failure.kind, retry_after_s=failure.retry_after_s or 1.0

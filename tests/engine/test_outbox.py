@@ -10,7 +10,8 @@ import pytest
 
 from model.forward import Forward
 from model.text.deltas import ContentDelta
-from server.engine.loop import EngineLoop, LoopOptions
+from server.engine.loop import EngineLoop
+from server.engine.options import LoopOptions
 from server.engine.outbox import Outbox
 from server.events import (
     Emit,
@@ -193,7 +194,7 @@ def test_a_reply_that_fails_is_told_what_it_had_grown_to(
     def fail(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("server.engine.decoding.sample_rows", fail)
+    monkeypatch.setattr("server.engine.decode.sample_rows", fail)
     patient.loop.step()
     assert kinds(outcome) == [Planned, Progress, Progress, Failed]
 

@@ -13,7 +13,8 @@ from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions, assemble, default_budget
-from server.engine.loop import EngineLoop, LoopOptions
+from server.engine.loop import EngineLoop
+from server.engine.options import LoopOptions
 from server.events import Finished, Planned, Progress, ReplyFormat
 from tests.fakes import tiny
 from tests.fakes.driver import Driver, Outcome, chat_prompt, plain_prompt
@@ -195,7 +196,7 @@ def test_a_fault_in_a_decode_step_fails_what_runs_and_the_loop_goes_on(
     while driver.loop.stats().n_waiting or not all(len(o.events) > 1 for o in outcomes):
         driver.loop.step()
     with monkeypatch.context() as patch:
-        patch.setattr("server.engine.decoding.sample_rows", _raise)
+        patch.setattr("server.engine.decode.sample_rows", _raise)
         driver.loop.step()
     driver.run()
     assert all(outcome.failed is not None for outcome in outcomes)

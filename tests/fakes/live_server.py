@@ -20,7 +20,7 @@ from model.sampling import SamplingParams
 from model.text.chat import ChatFormat
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
-from server.engine.loop import LoopOptions
+from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.app import create_app
 from server.http.gateway import Gateway

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import server.engine.assembly as assembly
-from server.engine.loop import LoopOptions
+from server.engine.options import LoopOptions
 from tests.fakes.asking import ask, stream
 from tests.fakes.chatml import chat_with, tool
 from tests.fakes.live_server import Live, live_demo

@@ -6,10 +6,11 @@ import llguidance
 import mlx.core as mx
 import numpy as np
 
-from model.errors import InputError
+from model.errors import GrammarError, InputError
 from model.text.tokenizer import TextTokenizer
 
 WORD_BITS = 32
+_MAX_MESSAGE = 200
 
 
 class GrammarTable:
@@ -47,9 +48,20 @@ class Grammar:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
+    def copy(self) -> Grammar:
+        """The same place of the same grammar, for another reply."""
+        return Grammar(self._matcher.deep_copy(), self._vocab_size)
+
     def mask(self) -> mx.array:
-        """Which tokens may come next: [V] bool. At the end of the grammar, those that end a reply."""
+        """Which tokens may come next: [V] bool. At the end of the grammar, those that end a reply.
+
+        Raises:
+            GrammarError: the grammar can say no more: it grew beyond the library's limits, or a token was
+                fed that it does not allow.
+        """
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error().splitlines()[0][:_MAX_MESSAGE])
         bits = (mx.array(words)[:, None] >> mx.arange(WORD_BITS, dtype=mx.uint32)) & 1
         return bits.reshape(-1)[: self._vocab_size].astype(mx.bool_)
 

@@ -1,7 +1,7 @@
 """The replies that are being written together: one token for each of them at every step.
 
 The order inside a step is what makes it fast. The model's next pass is launched with the tokens
-just sampled, still unread, and only then are those tokens read, parsed and sent: text is handled
+just sampled, still unread, and only then are those tokens synced, parsed and emitted: text is handled
 while the device computes. So when a reply turns out to be over, its last token has been fed: the
 state of a finished reply stands for all of its tokens, the stop token included.
 """
@@ -18,11 +18,11 @@ from cache.boundaries import due_while_decoding
 from model.batch import DecodeBatch
 from model.forward import Forward
 from model.logprobs import Logprobs, logprobs_of
-from model.sampling import sample_rows
+from model.sampling import Swap, sample_rows
 from model.state import Checkpoint, State
 from server.engine.outbox import Outbox
-from server.engine.sequence import Reply
-from server.events import Finished, TokenLogprob
+from server.engine.reply import Reply
+from server.events import TokenLogprob
 
 
 class _Row:
@@ -69,13 +69,14 @@ class Decoder:
         """Note what the replies have in common, once for all the steps that they make together."""
         self.replies: tuple[Reply, ...] = tuple(self._replies.values())
         self._are_constrained = any(reply.constraint is not None for reply in self.replies)
-        self._have_stops = any(reply.request.reply.stops for reply in self.replies)
         self._have_logprobs = any(reply.request.top_logprobs is not None for reply in self.replies)
 
     def join(self, reply: Reply, logits: mx.array) -> None:
-        """Begin writing ``reply`` from its prompt's last ``logits``, [V]."""
+        """Begin writing ``reply`` from its prompt's last ``logits``, [V]. What raises changes nothing."""
         key = next(self._keys)
         token = self._pick([reply], logits[None])[0]
+        if reply.fault is not None:
+            raise reply.fault
         if reply.request.top_logprobs is not None:
             self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
         token = token.reshape(1)
@@ -85,26 +86,23 @@ class Decoder:
         self._sampled = token if self._sampled is None else mx.concatenate([self._sampled, token])
 
     def step(self) -> list[Reply]:
-        """Feed the sampled tokens, sample the next ones, read the former.
+        """Feed the sampled tokens, sample the next ones, sync and emit the former.
 
         Returns:
             the replies that are over; they have left the batch with their states.
         """
         assert self._sampled is not None
         fed, fed_logprobs = self._sampled, self._logprobs
-        if self._have_stops:
-            for key, reply in self._replies.items():
-                self._remember(key, reply)
         logits = self._batch.step(fed)  # [B, V]
         self.has_grown = self._batch.has_grown
         if self._are_constrained:
             # A constraint must have seen the token just fed before it can judge the next one.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
-            self._read(fed, fed_logprobs)
+            self._sync(fed, fed_logprobs)
             self._sample(logits)
         else:
             self._sample(logits)
-            self._read(fed, fed_logprobs)
+            self._sync(fed, fed_logprobs)
         return [self.leave(reply) for reply in self.replies if reply.is_over]
 
     def leave(self, reply: Reply) -> Reply:
@@ -116,7 +114,9 @@ class Decoder:
         self._logprobs.pop(key, None)
         reply.running.give_back(self._batch.leave(key))
         if reply.reader.stopped:
-            self._rewind(reply)
+            reply.rewind()
+        else:
+            reply.drop_stop_state()
         assert self._sampled is not None
         rest = [i for i in range(self._sampled.size) if i != row]
         self._sampled = self._sampled[mx.array(rest)] if rest else None
@@ -146,28 +146,38 @@ class Decoder:
         mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))  # type: ignore[no-untyped-call]
 
     def _pick(self, replies: Sequence[Reply], logits: mx.array) -> mx.array:
-        """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]."""
-        masks, swaps = None, None
+        """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]. Where one cannot
+        be picked, that reply fails."""
+        masks: list[mx.array | None] = [None] * len(replies)
+        swaps: list[Swap | None] = [None] * len(replies)
         if any(reply.constraint is not None for reply in replies):
-            masks = [reply.mask(logits.shape[1]) for reply in replies]
-            swaps = [reply.swap for reply in replies]
+            masks = [_mask(reply, logits.shape[1]) for reply in replies]
+            swaps = [None if reply.is_over else reply.swap for reply in replies]
         samplers = [reply.sampler for reply in replies]
-        return sample_rows(samplers, logits, masks, swaps, on_host=self._forward.steps_on_host)
+        try:
+            return sample_rows(samplers, logits, masks, swaps, on_host=self._forward.steps_on_host)
+        except Exception:
+            return mx.concatenate(
+                [
+                    _pick_alone(reply, row, mask, swap)
+                    for reply, row, mask, swap in zip(
+                        replies, mx.split(logits, len(replies)), masks, swaps, strict=True
+                    )
+                ]
+            )
 
-    def _read(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
-        """Add the tokens that were fed, [B], to the replies, and tell of it."""
+    def _sync(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
+        """Wait for the tokens that were fed, [B]; the replies grow by them."""
         tokens = cast(list[int], fed.tolist())
         for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
             ids = reply.running.ids
             self.has_grown |= ids.append(token)
             try:
                 self._grow(reply, token, logprobs.get(key))
-            except Exception as fault:  # of the text side: this reply's alone
+            except BaseException as fault:  # of the text side: this reply's alone
                 reply.fail(fault)
-            if due_while_decoding(len(ids), reply.newest_state) and not reply.is_over:
-                reply.running.capture(self._batch.snapshot(key))
-                reply.newest_state = len(ids)
-                self.has_grown = True
+            if not reply.is_over:
+                self._keep_states(key, reply)
         self._outbox.end_step()
 
     def _grow(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
@@ -186,32 +196,33 @@ class Decoder:
                 reply.end("length")
         self._outbox.grow(reply)
 
-    def _remember(self, key: int, reply: Reply) -> None:
-        """Keep the states that a stop string may want back: it can begin at most as many tokens ago
-        as it has bytes."""
-        stops = reply.request.reply.stops
-        if stops:
-            reply.recent.append(self._batch.snapshot(key))
-            if len(reply.recent) > min(max(len(stop.encode()) for stop in stops) + 1, _MAX_RECENT):
-                reply.recent.popleft()
-
-    @staticmethod
-    def _rewind(reply: Reply) -> None:
-        kept = len(reply.request.prompt.ids) + reply.reader.cut_token_index
-        for checkpoint in reversed(reply.recent):
-            if checkpoint.length <= kept:
-                reply.running.rewind(checkpoint)
-                return
+    def _keep_states(self, key: int, reply: Reply) -> None:
+        """Keep the state here if one is due: the batch has just been fed the reply's last token."""
+        if due_while_decoding(len(reply.running.ids), reply.newest_state):
+            reply.running.capture(self._batch.snapshot(key))
+            reply.newest_state = len(reply.running.ids)
+            reply.drop_stop_state()
+            self.has_grown = True
+        elif reply.wants_stop_state:
+            reply.keep_stop_state(self._batch.snapshot(key))
+            self.has_grown = True
 
 
-def finished(reply: Reply) -> Finished:
-    """The closing event of a reply that ended well."""
-    assert reply.finish is not None
-    ids = tuple(reply.token_ids)
-    reader = reply.reader
-    return Finished(reply.index, reply.finish, len(ids), reader.n_reasoning_tokens, ids, reader.stop)
+def _pick_alone(reply: Reply, logits: mx.array, mask: mx.array | None, swap: Swap | None) -> mx.array:
+    """The next token of one reply, lazy uint32 [1]; where it cannot be picked, the reply fails."""
+    try:
+        return sample_rows([reply.sampler], logits, [mask], [swap])
+    except Exception as fault:
+        reply.fail(fault)
+        return mx.zeros((1,), mx.uint32)
 
 
-_MAX_RECENT = 16
-"""States kept for a stop string at most: one costs 19 MiB on a 0.8B model. Beyond that the tail is
-replayed from an earlier checkpoint instead."""
+def _mask(reply: Reply, vocab_size: int) -> mx.array | None:
+    """Which tokens may come next, [V] bool; None when all may, or when the reply is over."""
+    if reply.is_over:
+        return None
+    try:
+        return reply.mask(vocab_size)
+    except BaseException as fault:  # of the grammar: this reply's alone
+        reply.fail(fault)
+        return None

@@ -1,0 +1,148 @@
+"""The prompts that are being prefilled: one chunk of one of them at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from cache.entry import RunningEntry
+from cache.planner import longest_common_token_prefix
+from model.forward import Forward
+from model.state import State
+from model.text.grammar import Grammar
+from server.engine.ticket import Prompted, Ticket
+from server.events import Prefilling
+
+OVERTAKE_FACTOR = 4
+"""A prompt overtakes one that has so many times its own tokens left."""
+
+
+@dataclass(eq=False)
+class Prefill:
+    """A prompt that is being prefilled.
+
+    Attributes:
+        running: the entry that is fed.
+        captures: the positions whose states are worth keeping.
+        ticket: the client that waits; None where nobody does, as when the next prompt is read ahead.
+        grammar: what the replies' content must match, at its start.
+        began_at: seconds of the engine's clock.
+        n_reused: tokens that were not fed, because the entry had them.
+        n_last: tokens that the last step fed.
+        logits: [V], once the prompt is read.
+        fault: what broke this prefill alone, if anything did.
+    """
+
+    request: Prompted
+    running: RunningEntry
+    captures: tuple[int, ...]
+    ticket: Ticket | None = None
+    grammar: Grammar | None = None
+    began_at: float = 0.0
+    n_reused: int = field(init=False)
+    n_last: int = 0
+    logits: mx.array | None = None
+    fault: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.n_reused = len(self.running)
+
+    @property
+    def position(self) -> int:
+        """Prompt tokens that the state stands for."""
+        return len(self.running)
+
+    @property
+    def n_left(self) -> int:
+        """Prompt tokens still to feed."""
+        return len(self.request.prompt.ids) - self.position
+
+    @property
+    def is_over(self) -> bool:
+        return self.n_left == 0 or self.fault is not None
+
+    def progress(self, now: float) -> Prefilling:
+        """What a client that wants to know is told."""
+        n_prompt = len(self.request.prompt.ids)
+        return Prefilling(n_prompt, self.n_reused, self.position, now - self.began_at)
+
+    def next_chunk(self, n_tokens: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """The next ids to feed, [at most n_tokens] uint32, and the capture positions among them."""
+        start = self.position
+        end = min(start + n_tokens, len(self.request.prompt.ids))
+        return self.request.prompt.ids[start:end], tuple(p for p in self.captures if start < p <= end)
+
+
+class Prefiller:
+    """Owns the prefills under way, from :meth:`join` to :meth:`leave`.
+
+    Prompts are read one after the other, because the next one may reuse what this one leaves behind. A short
+    one overtakes a long one that has nothing for it; then every other chunk is the older one's.
+
+    Attributes:
+        prefills: those under way, the oldest first.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self.prefills: list[Prefill] = []
+        self._is_oldests_turn = False
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The clients that wait for a prompt to be read."""
+        return [prefill.ticket for prefill in self.prefills if prefill.ticket is not None]
+
+    def may_join(self, prompt_ids: np.ndarray) -> bool:
+        """Whether a prompt of these ids may be read now: nothing else is, or it overtakes whatever is."""
+        return all(_overtakes(prompt_ids, prefill) for prefill in self.prefills)
+
+    def join(self, prefill: Prefill) -> None:
+        """Begin to read a prompt."""
+        self.prefills.append(prefill)
+
+    def leave(self, prefill: Prefill) -> Prefill:
+        """Take a prefill out where it stands; its entry goes with it."""
+        self.prefills.remove(prefill)
+        return prefill
+
+    def step(self, n_tokens: int) -> Prefill:
+        """Feed ``n_tokens`` at most of one prompt.
+
+        Returns:
+            the prefill that went on; one that is over has left.
+        """
+        prefill = self._next()
+        prefill.n_last = 0
+        try:
+            self._feed(prefill, n_tokens)
+        except BaseException as fault:  # the library's panics are no Exceptions
+            prefill.fault = fault
+        if prefill.is_over:
+            self.leave(prefill)
+        return prefill
+
+    def _next(self) -> Prefill:
+        """The oldest and the shortest by turns."""
+        self._is_oldests_turn = not self._is_oldests_turn
+        return self.prefills[0] if self._is_oldests_turn else min(self.prefills, key=lambda p: p.n_left)
+
+    def _feed(self, prefill: Prefill, n_tokens: int) -> None:
+        running = prefill.running
+        ids, captures = prefill.next_chunk(n_tokens)
+        read = self._forward.prefill(cast(State, running.state), ids, capture_at=captures)
+        running.ids.extend(ids)
+        for checkpoint in read.checkpoints:
+            running.capture(checkpoint)
+        prefill.logits, prefill.n_last = read.logits, len(ids)
+
+
+def _overtakes(prompt_ids: np.ndarray, prefill: Prefill) -> bool:
+    """Whether a prompt is so short beside what ``prefill`` has left that it need not wait, and would gain
+    nothing by waiting: it shares no more with that prompt than is read already."""
+    if len(prompt_ids) * OVERTAKE_FACTOR > prefill.n_left:
+        return False
+    return longest_common_token_prefix(prompt_ids, prefill.request.prompt.ids) <= prefill.position

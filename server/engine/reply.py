@@ -1,0 +1,224 @@
+"""One answer that is being written: its tokens, its text, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from cache.entry import RunningEntry
+from cache.state import Checkpoint
+from model.sampling import Sampler, Swap
+from model.text.deltas import Delta, joined
+from model.text.grammar import Grammar, GrammarTable
+from model.text.reply import ReplyReader, close_thought_ids
+from model.text.tokenizer import TextTokenizer
+from server.engine.constraint import Constraint
+from server.engine.siblings import Siblings
+from server.events import Emit, Finished, FinishReason, GenerationRequest, Progress, ReplyFormat, TokenLogprob
+
+
+@dataclass(eq=False)
+class Reply:
+    """One answer that is being written.
+
+    Attributes:
+        siblings: the replies to the same prompt.
+        index: its number among them. The first one is remembered; the further ones part from it only in
+            text that the next prompt renders anew anyway.
+        running: the ids fed and, while the reply is outside the batch, the state.
+        token_ids: the reply's ids, the stop token included.
+        unread_ids: those that ``reader`` has not read yet.
+        untold_deltas: what reading brought, until it goes out.
+        untold_logprobs: by index of the token, until its text goes out as content.
+        newest_state: position of the newest state kept, in tokens from the prompt's start.
+        stop_state: position of the one state kept because a stop string may cut the text behind it.
+        reads_every_token: whether the text of one token decides about the next, so that it cannot wait.
+        finish: why the reply ended; None while it is being written and after a fault.
+        fault: what broke this reply alone, if anything did.
+    """
+
+    siblings: Siblings
+    index: int
+    running: RunningEntry
+    sampler: Sampler
+    reader: ReplyReader
+    constraint: Constraint | None = None
+    token_ids: list[int] = field(default_factory=list)
+    unread_ids: list[int] = field(default_factory=list)
+    untold_deltas: list[Delta] = field(default_factory=list)
+    untold_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    newest_state: int = field(init=False)
+    stop_state: int | None = None
+    finish: FinishReason | None = None
+    fault: BaseException | None = None
+    reads_every_token: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.newest_state = len(self.running)
+        self.reads_every_token = self.constraint is not None or self.has_stops
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.siblings.ticket.request
+
+    @property
+    def emit(self) -> Emit:
+        """Where its events go."""
+        return self.siblings.ticket.emit
+
+    @property
+    def has_stops(self) -> bool:
+        return bool(self.request.reply.stops)
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish is not None or self.fault is not None
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def read(self) -> None:
+        """Turn the tokens that are not read yet into text."""
+        unread, self.unread_ids = self.unread_ids, []
+        self.untold_deltas += self.reader.push_all(unread)
+
+    def end(self, reason: FinishReason) -> None:
+        """The reply is over; all its tokens were read."""
+        self.untold_deltas += self.reader.finish(is_cut=reason == "length")
+        is_cut = reason == "length" and self.reader.in_call
+        self.finish = "tool_calls" if self.reader.called_tools and not is_cut else reason
+
+    def fail(self, fault: BaseException) -> None:
+        """``fault`` breaks this reply alone."""
+        self.fault, self.finish = fault, None
+
+    def take_progress(self) -> Progress:
+        """What the reply has grown by since the last call. A fault in reading ends the reply."""
+        try:
+            self.read()
+        except BaseException as fault:
+            self.fail(fault)
+        deltas, self.untold_deltas = self.untold_deltas, []
+        told = self.reader.take_content_tokens()
+        logprobs = tuple(self.untold_logprobs.pop(i) for i in told if i in self.untold_logprobs)
+        return Progress(self.index, tuple(joined(deltas)), logprobs, self.n_tokens)
+
+    def finished(self) -> Finished:
+        """The closing event of a reply that ended well."""
+        assert self.finish is not None
+        ids, reader = tuple(self.token_ids), self.reader
+        return Finished(self.index, self.finish, len(ids), reader.n_reasoning_tokens, ids, reader.stop)
+
+    def mask(self, vocab_size: int) -> mx.array | None:
+        """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
+        return None if self.constraint is None else self.constraint.mask(vocab_size)
+
+    @property
+    def swap(self) -> Swap | None:
+        """What is done to a sampled token before it is written, if anything is."""
+        return None if self.constraint is None else self.constraint.swap
+
+    # -- where a stop string cuts ------------------------------------------------------------------
+
+    @property
+    def wants_stop_state(self) -> bool:
+        """A state kept here would spare a later cut many tokens, and no cut can lie before it."""
+        since = self.newest_state if self.stop_state is None else self.stop_state
+        return self.has_stops and len(self.running) - since >= STOP_STATE_GAP and self.reader.is_settled
+
+    def keep_stop_state(self, checkpoint: Checkpoint) -> None:
+        """Keep ``checkpoint``, of now, in place of the one before it."""
+        self.drop_stop_state()
+        if checkpoint.length not in self.running.ring.lengths:
+            self.running.capture(checkpoint)
+            self.stop_state = checkpoint.length
+
+    def drop_stop_state(self) -> None:
+        """No cut needs it any more."""
+        if self.stop_state in self.running.ring.lengths:
+            self.running.ring.remove(self.stop_state)
+        self.stop_state = None
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens, from the prompt's start, that lie wholly before the stop string."""
+        return len(self.request.prompt.ids) + self.reader.cut_token_index
+
+    def rewind(self) -> None:
+        """Go back to the newest state before the stop string. The state is not lent any more."""
+        lengths = [length for length in self.running.ring.lengths if length <= self.n_kept]
+        if lengths:
+            self.running.rewind(self.running.ring.at(lengths[-1]))
+
+
+STOP_STATE_GAP = 32
+"""Generated tokens between two states kept for stop strings: so many are fed again at most, but for text
+that might have become a stop string."""
+
+
+class ReplyMaker:
+    """Makes replies.
+
+    Args:
+        tokenizer: turns their tokens into text.
+        vocab_size: V, the length of a row of logits.
+        stop_ids: token ids that end a reply.
+        grammars: gives the table of grammars when one is wanted.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        vocab_size: int,
+        stop_ids: frozenset[int],
+        grammars: Callable[[], GrammarTable],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_ids = stop_ids
+        self._grammars = grammars
+
+    def start_grammar(self, form: ReplyFormat) -> Grammar | None:
+        """The start of the grammar that the replies' content must match, if there is one.
+
+        Raises:
+            InputError: it is too large.
+        """
+        return None if form.grammar is None else self._grammars().start(form.grammar)
+
+    def make(self, siblings: Siblings, running: RunningEntry) -> Reply:
+        """The next of ``siblings``, to be written on ``running``."""
+        request, form = siblings.ticket.request, siblings.ticket.request.reply
+        reader = ReplyReader(
+            self._tokenizer,
+            opens_thought=request.prompt.opens_thought,
+            tools=form.tools,
+            stops=form.stops,
+            may_think=form.may_think and not request.prompt.begins_content,
+            is_constrained=form.grammar is not None,
+        )
+        index = siblings.n_begun
+        return Reply(
+            siblings=siblings,
+            index=index,
+            running=running,
+            sampler=Sampler(request.sampling, self._vocab_size, request.prompt.ids, index),
+            reader=reader,
+            constraint=self._constraint(form, siblings.grammar, reader),
+        )
+
+    def _constraint(
+        self, form: ReplyFormat, grammar: Grammar | None, reader: ReplyReader
+    ) -> Constraint | None:
+        if form.max_thought_tokens is None and grammar is None:
+            return None
+        return Constraint(
+            reader,
+            max_thought_tokens=form.max_thought_tokens,
+            closing_ids=close_thought_ids(self._tokenizer),
+            grammar=None if grammar is None else grammar.copy(),
+            end_ids=tuple(self._stop_ids),
+        )
