@@ -371,15 +371,38 @@ def test_a_forked_slot_is_warm_and_independent() -> None:
     assert ask(store, chat(CHAT, BYE, HELLO)).plan.mode == ExactAppend()
 
 
-def test_clearing_forgets_everything_even_what_runs() -> None:
+def test_after_a_fault_what_runs_or_is_unsound_is_forgotten_and_the_rest_stays() -> None:
     store = make_store()
-    ask(store)
+    third = SlotKey.for_session(None, "third")
+    for slot in (SLOT, OTHER, third):
+        ask(store, slot=slot)
     store.take(store.plan(SLOT, CHAT, SHAPE)).lend()
-    ask(store, slot=OTHER)
-    assert store.n_bytes > 0
-    store.clear()
+    (damaged,) = store._shelf.entries_of(third)
+    damaged.ids.truncate(len(damaged) - 1)
+    store.forget_unsound()
     store.check()
-    assert (store.n_bytes, store.slots()) == (0, ())
+    assert [info.slot for info in store.slots()] == [OTHER]
+
+
+def test_only_the_running_entries_that_somebody_feeds_are_kept() -> None:
+    store = make_store()
+    fed, left_over = (store.take(store.plan(slot, CHAT, SHAPE)) for slot in (SLOT, OTHER))
+    store.drop_all_but([fed])
+    assert tuple(store._running.values()) == (fed,)
+    store.drop(left_over)  # forgotten already: nothing happens
+    assert store.counters.n_drops == 1
+
+
+def test_room_is_made_among_what_is_at_rest_as_far_as_there_is_any() -> None:
+    store = make_store()
+    for slot in (SLOT, OTHER):
+        ask(store, slot=slot)
+    n_bytes = store.n_bytes
+    store.make_room(n_bytes // 2)
+    assert 0 < store.n_bytes <= n_bytes - n_bytes // 2
+    store.make_room(n_bytes)
+    store.check()
+    assert store.n_bytes == 0
 
 
 def test_slots_are_described_in_tokens_bytes_and_seconds() -> None:
