@@ -99,6 +99,7 @@ class CrossTurnPrefixMetadata:
         partial_rotary_factor: share of a head that is rotated; None where the config has none.
         layer_types: which layers attend and which recur, in order.
         chat_template_version: 64 bits over the chat template.
+        device: the kind of device that computed it: two of them agree to rounding errors only.
     """
 
     model_fingerprint: int
@@ -111,6 +112,7 @@ class CrossTurnPrefixMetadata:
     partial_rotary_factor: float | None
     layer_types: tuple[str, ...]
     chat_template_version: int
+    device: str = ""
 
     def first_difference(self, other: CrossTurnPrefixMetadata) -> str | None:
         """The name of the first field that differs, or None when the two are equal."""

@@ -10,6 +10,7 @@ from cache.entry import Entry, RunningEntry
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
 from cache.planner import SlotKey
 from cache.slots import Ledger, Slot
+from cache.travel import Departure
 
 
 @dataclass(slots=True)
@@ -43,6 +44,9 @@ class Shelf:
         clock: seconds, monotonic.
         choose_victim: decides what goes when bytes are needed.
         disk: where everything at rest is also written.
+
+    Attributes:
+        departures: files that entries at rest are being read into.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Shelf:
         self._choose_victim = choose_victim
         self._disk = disk
         self._slots: dict[SlotKey, Slot] = {}
+        self.departures: list[Departure] = []
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -98,7 +103,7 @@ class Shelf:
 
     def remove(self, entry: Entry) -> None:
         """Let ``entry`` go. What the disk has of it stays."""
-        self._disk.withdraw(entry)
+        self._withdraw(entry)
         slot = self._slots[entry.slot]
         slot.remove(entry)
         self.ledger.remove(entry)
@@ -128,7 +133,7 @@ class Shelf:
             kept.append(shorter.state.snapshot())
         self.remove(shorter)
         self._disk.forget(shorter.lineage)
-        self._disk.withdraw(longer)
+        self._withdraw(longer)
         self.ledger.remove(longer)
         for checkpoint in kept:
             longer.ring.add(checkpoint)
@@ -137,6 +142,12 @@ class Shelf:
         self._slots[longer.slot].assessments = None
         self.ledger.add(longer)
         self._disk.want(longer)
+
+    def _withdraw(self, entry: Entry) -> None:
+        """``entry`` is about to change: nobody may read it from here on."""
+        self._disk.withdraw(entry)
+        for departure in self.departures:
+            departure.hurry(entry)
 
     def _evict(self, victim: Victim) -> None:
         if victim.checkpoint is None:

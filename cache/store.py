@@ -8,7 +8,7 @@ engine's thread. The store knows no text, no layers and no HTTP.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from cache import selection
 from cache.boundaries import PromptShape
@@ -27,10 +27,18 @@ from cache.ring import CheckpointRing, RingLimits
 from cache.selection import Candidate, Choice
 from cache.shelf import Counters, Shelf, check_all
 from cache.slots import SlotInfo, describe
-from cache.state import SequenceState
+from cache.state import SequenceState, StateCodec
+from cache.travel import Departure, Traveller
 
 MIN_RECALL_TOKENS = 64
 """Reading back from the disk must save at least so much over what memory holds."""
+
+
+class BudgetError(ValueError):
+    """Something is larger than all that may be held; numbers in bytes."""
+
+    def __init__(self, n_bytes: int, budget_bytes: int) -> None:
+        super().__init__(f"{n_bytes} bytes do not fit the memory budget of {budget_bytes}")
 
 
 class Store:
@@ -48,6 +56,7 @@ class Store:
         choose_victim: decides what goes when bytes are needed; replaced only to compare policies.
         disk: keeps what is at rest across restarts and evictions; the engine gives it time to write
             (:meth:`DiskTier.step`) when it has nothing else to do, and closes it. None for none.
+        codec: states to arrays and back, for conversations that travel; None where none does.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class Store:
         max_entries_per_slot: int = 128,
         choose_victim: ChooseVictim = least_useful,
         disk: DiskTier | None = None,
+        codec: StateCodec | None = None,
     ) -> None:
         self.metadata = metadata
         self.budget_bytes = budget_bytes
@@ -80,6 +90,7 @@ class Store:
         )
         self._running: dict[int, RunningEntry] = {}
         self._n_numbers = 0
+        self._codec = codec
 
     # -- a request's way ------------------------------------------------------------------------
 
@@ -249,13 +260,61 @@ class Store:
         """Copy what a slot has at rest under ``new_slot`` of the same tenant; returns how many entries."""
         assert slot != new_slot
         assert slot.tenant == new_slot.tenant
-        live = {c.lineage for c in self._conversations()}
-        for found in self.disk.all_of(slot):
-            if found.manifest.lineage not in live:
-                self._bring_back(found)
-        entries = self._shelf.entries_of(slot)
+        entries = self._all_of(slot)
         for entry in entries:
             self._shelf.publish(entry.copy(self._next_number(), new_slot, self._clock()))
+        self.enforce()
+        return len(entries)
+
+    # -- travel ---------------------------------------------------------------------------------
+
+    @property
+    def codec(self) -> StateCodec:
+        """States to arrays and back."""
+        assert self._codec is not None, "this store was made without a codec"
+        return self._codec
+
+    def depart(self, slot: SlotKey, without: Collection[str] = ()) -> Departure | None:
+        """A file of what ``slot`` has at rest, to be read piece by piece; None where there is nothing.
+        :meth:`departed` ends it.
+
+        Args:
+            without: names of content that the other side has.
+        """
+        entries = self._all_of(slot)
+        if not entries:
+            return None
+        departure = Departure(entries, self.metadata, self.codec, without)
+        self._shelf.departures.append(departure)
+        return departure
+
+    def departed(self, departure: Departure) -> None:
+        """``departure`` is read, or nobody wants the rest."""
+        self._shelf.departures.remove(departure)
+
+    def arrive(self, travellers: Sequence[Traveller], slot: SlotKey) -> int:
+        """Put conversations to rest in ``slot``; returns how many.
+
+        Raises:
+            DamagedParcelError: their arrays are not those of this model; none of them is taken.
+            BudgetError: together they are larger than the budget.
+        """
+        n_bytes = sum(traveller.n_bytes for traveller in travellers)
+        if n_bytes > self.budget_bytes:
+            raise BudgetError(n_bytes, self.budget_bytes)
+        entries = [
+            traveller.as_entry(
+                self._next_number(),
+                self._clock(),
+                slot=slot,
+                metadata=self.metadata,
+                limits=self._ring_limits,
+                codec=self.codec,
+            )
+            for traveller in travellers
+        ]
+        for entry in entries:
+            self._shelf.publish(entry)
         self.enforce()
         return len(entries)
 
@@ -273,6 +332,14 @@ class Store:
         foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
         # Of equal ones the slot's own is taken, whatever others hold.
         return max((found, *foreign), key=lambda candidate: candidate.plan.reusable_len)
+
+    def _all_of(self, slot: SlotKey) -> tuple[Entry, ...]:
+        """All that ``slot`` has at rest, what only the disk has brought back first."""
+        live = {c.lineage for c in self._conversations()}
+        for found in self.disk.all_of(slot):
+            if found.manifest.lineage not in live:
+                self._bring_back(found)
+        return self._shelf.entries_of(slot)
 
     def _bring_back(self, found: Found) -> bool:
         """Put a conversation from the disk to rest in memory; False when it cannot be read."""

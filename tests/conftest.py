@@ -22,6 +22,7 @@ from cache.disk.files import claim  # noqa: E402
 from cache.ring import RingLimits  # noqa: E402
 from cache.store import Store  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402
+from model.codec import StateCodec  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.text.tokenizer import TextTokenizer  # noqa: E402
 from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
@@ -83,6 +84,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
             clock=_Clock(),
             new_state=forward.new_state,
             disk=None if cache_dir is None else disk_tier(disk, known, forward, claim(cache_dir)),
+            codec=StateCodec(forward.new_state),
         )
         return EngineLoop(
             forward,

@@ -93,6 +93,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         clock=time.monotonic,
         new_state=forward.new_state,
         disk=None if folder_claim is None else disk_tier(options, known, forward, folder_claim),
+        codec=StateCodec(forward.new_state),
     )
     loop = EngineLoop(
         forward,
@@ -174,6 +175,7 @@ def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) ->
         partial_rotary_factor=config.partial_rotary_factor,
         layer_types=config.layer_types,
         chat_template_version=tokenizer.template_fingerprint,
+        device=detect().kind,
     )
 
 

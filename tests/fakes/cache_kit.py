@@ -6,6 +6,7 @@ from cache.disk.tier import DiskTier
 from cache.planner import AdapterId, CrossTurnPrefixMetadata, SlotKey
 from cache.ring import RingLimits
 from cache.store import Store
+from tests.fakes.fake_codec import FakeCodec
 from tests.fakes.fake_state import FakeState, Geometry
 
 METADATA = CrossTurnPrefixMetadata(
@@ -61,4 +62,5 @@ def make_store(
         new_state=lambda: FakeState(geometry),
         max_entries_per_slot=max_entries_per_slot,
         disk=disk,
+        codec=FakeCodec(geometry),
     )
