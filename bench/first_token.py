@@ -24,9 +24,11 @@ from loops import Loop, Told, random_ids  # noqa: E402
 from model.backend import detect  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402
-from model.device import device_for  # noqa: E402
-from model.devices.cpu.softmax import attend  # noqa: E402
+from model.devices.cpu.attention import attend  # noqa: E402
+from model.devices.cpu.crew import Crew  # noqa: E402
+from model.devices.cpu.host import n_usable_cores  # noqa: E402
 from model.forward import Forward  # noqa: E402
+from model.layers.ops import fused_attention  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
 
 
@@ -70,7 +72,7 @@ def _attention_s(forward: Forward, n_past: int, n_new: int, n_rounds: int = 5) -
     """Seconds for the attention of all layers, queries of the new tokens over all keys, in the parts in
     which a prefill takes them."""
     config = forward.config
-    device = device_for(detect().kind, config)
+    on_cpu, crew = detect().kind == "cpu", Crew(n_usable_cores())
     rounds = []
     for _ in range(n_rounds):
         seconds = 0.0
@@ -82,10 +84,10 @@ def _attention_s(forward: Forward, n_past: int, n_new: int, n_rounds: int = 5) -
             mx.eval(q, k, v)
             started = time.perf_counter()
             for _ in range(config.n_full_attention_layers):
-                if device.kind == "cpu":
-                    attend(np.asarray(q)[0], np.asarray(k)[0], np.asarray(v)[0], 1.0, device.crew)
+                if on_cpu:
+                    attend(np.asarray(q)[0], np.asarray(k)[0], np.asarray(v)[0], 1.0, crew)
                 else:
-                    mx.eval(device.attend(q, k, v, 1.0, "causal"))
+                    mx.eval(fused_attention(q, k, v, 1.0, "causal"))
             seconds += time.perf_counter() - started
         rounds.append(seconds)
     return statistics.median(rounds)

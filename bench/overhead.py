@@ -93,7 +93,7 @@ def run_bare(path: Path, n_tokens: int, n_streams: int) -> None:
         for i in range(n_tokens):
             if i == 1:
                 start = time.perf_counter()
-            following = sample_rows(greedy, batch.step(tokens), on_host=model.steps_on_host)
+            following = sample_rows(greedy, batch.step(tokens))
             mx.async_eval(following)
             tokens.tolist()
             tokens = following

@@ -1,9 +1,10 @@
 """Which way through quantised matrices and through experts suits how many rows: what the limits in
-``model/layers/linear.py`` and ``model/layers/mixture.py`` are set by.
+``model/layers/projection.py`` and ``model/devices/cuda/mixture.py`` are set by.
 
     python bench/products.py --shape 35B-A3B --bits 16 4
 
-For a GPU; ``--shape tiny-MoE`` runs on a CPU too. Milliseconds of one product, or of one sparse block.
+For an NVIDIA GPU; ``--shape tiny-MoE`` runs on a CPU too, without the kernels.
+Milliseconds of one product, or of one sparse block.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from mlx_lm.models import qwen3_5  # noqa: E402
 from shape_table import SHAPES  # noqa: E402
 
 from model.backend import detect  # noqa: E402
-from model.checkpoint.config import config_from  # noqa: E402
-from model.device import device_for  # noqa: E402
-from model.layers import mixture  # noqa: E402
-from model.layers.mixture import Mixture  # noqa: E402
+from model.devices.cuda import device as cuda_device  # noqa: E402
+from model.devices.cuda import mixture  # noqa: E402
+from model.devices.cuda.mixture import Mixture  # noqa: E402
+from model.layers.ops import Ops  # noqa: E402
+from model.layers.projection import apply_unpacked  # noqa: E402
 
 N_AT_ONCE = 8  # in one evaluation, so that launches overlap as they do in a pass
 
+ON_GPU = detect().kind == "cuda"
 Way = Callable[[mx.array], mx.array]
 
 
@@ -65,7 +68,7 @@ def ways_through_matrix(n_out: int, n_in: int, bits: int, dtype: mx.Dtype) -> di
     plain.set_dtype(dtype)
     layer = nn.QuantizedLinear.from_linear(plain, 64, bits)
     mx.eval(plain.parameters(), layer.parameters())
-    apply = device_for(detect().kind, config_from(SHAPES["tiny"])).apply
+    apply = cuda_device.apply if ON_GPU else apply_unpacked
 
     def unpacked(x: mx.array) -> mx.array:
         return x @ mx.dequantize(layer.weight, layer.scales, layer.biases, 64, bits).T
@@ -87,9 +90,9 @@ def ways_through_experts(raw: dict[str, Any], bits: int, dtype: mx.Dtype) -> dic
     if bits < 16:
         nn.quantize(block, 64, bits)
     mx.eval(block.parameters())
-    device = device_for(detect().kind, config_from(raw))
+    ops = cuda_device.cuda_ops() if ON_GPU else Ops(apply=apply_unpacked)
     copied = copy.deepcopy(block)
-    ours = Mixture(copied, device)
+    ours = Mixture(copied, ops, uses_kernels=ON_GPU)
 
     def forced(most: int) -> Way:
         def way(x: mx.array) -> mx.array:

@@ -44,7 +44,7 @@ def random_modules(name: str, bits: int) -> tuple[nn.Module, ModelConfig]:
 
 def forward_over(model: nn.Module, config: ModelConfig) -> Forward:
     """Our passes over mlx-lm's modules, which they take apart: nothing else can use them afterwards."""
-    forward = Forward(model.language_model, config, ModelFingerprint(0, 0, _dtype()), detect().kind)
+    forward = Forward(model.language_model, config, ModelFingerprint(0, 0, _dtype()), detect())
     mx.clear_cache()  # the parts of what was joined
     return forward
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from model.kv import KvRows, merge
 from model.layers.attention import StepGroup
+from model.layers.network import Step
 from model.state import Checkpoint, Recurrent, State
-
-Step = Callable[[mx.array, Sequence[StepGroup], list[Recurrent]], mx.array]
 
 # Sequences share padded buffers while the padding at most doubles them, or hardly matters.
 _SMALL = 1024

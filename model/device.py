@@ -1,58 +1,60 @@
-"""What the layers compute with on one device: chosen once, handed to each of them."""
+"""What a device must say and do for the model to run on it; the devices themselves are ``model/devices``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import mlx.nn as nn
 
-from model.backend import BackendKind, n_usable_cores
 from model.checkpoint.config import ModelConfig
-from model.devices.cpu.crew import Crew
-from model.layers.add_norm import AddNorm, add_norm_for
-from model.layers.delta_rule import DeltaRule, delta_rule_for
-from model.layers.elementwise import Elementwise, elementwise_for
-from model.layers.linear import Apply, apply_for
-from model.layers.softmax_attention import Attend, attend_for
-from model.layers.swiglu import Swiglu, swiglu_for
+from model.layers.network import Network
+
+DeviceKind = Literal["cpu", "metal", "cuda"]
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """The implementations that suit a device and the shapes of a model.
+class Device(Protocol):
+    """One kind of hardware, as :func:`model.backend.detect` finds it."""
 
-    Attributes:
-        kind: which of them it is; layers of its own are made for the CPU and for CUDA.
-        math: exponentials and what is made of them.
-        apply: how a linear layer is applied.
-        attend: scaled dot-product attention.
-        rule: the gated delta rule.
-        swiglu: the middle of a dense feed-forward block.
-        add_norm: makes the residual sum and the norm after it.
-        crew: the threads that share the work of long prompts on the CPU; they start when they are needed.
-    """
+    @property
+    def kind(self) -> DeviceKind:
+        """For reports and for tests; nothing outside ``model/devices`` is decided by it."""
 
-    kind: BackendKind
-    math: Elementwise
-    apply: Apply
-    attend: Attend
-    rule: DeltaRule
-    swiglu: Swiglu
-    add_norm: Callable[[nn.Module], AddNorm]
-    crew: Crew
+    @property
+    def name(self) -> str:
+        """For people."""
 
+    @property
+    def n_memory_bytes(self) -> int:
+        """What weights, conversations and temporaries may take together."""
 
-def device_for(kind: BackendKind, config: ModelConfig) -> Device:
-    """The implementations for a kind of device and a model."""
-    math = elementwise_for(kind)
-    return Device(
-        kind=kind,
-        math=math,
-        apply=apply_for(kind),
-        attend=attend_for(kind, math),
-        rule=delta_rule_for(kind, config, math.exp),
-        swiglu=swiglu_for(kind, math),
-        add_norm=add_norm_for(kind),
-        crew=Crew(n_usable_cores()),
-    )
+    @property
+    def dtype(self) -> str | None:
+        """What to compute in by default; None keeps the checkpoint's own."""
+
+    @property
+    def most_part_tokens(self) -> int:
+        """Tokens of a prompt in one pass: enough for the matrix products to run at full speed, few enough for
+        the temporaries to stay small."""
+
+    @property
+    def layers_at_once(self) -> int | None:
+        """Layers whose temporaries are in memory together during a pass; None for all."""
+
+    @property
+    def warm_sizes(self) -> tuple[int, ...]:
+        """Batch sizes whose steps take kernels that no smaller batch's do."""
+
+    def network(self, model: nn.Module, config: ModelConfig) -> Network:
+        """The blocks and the decode step over loaded modules, which are taken apart for it.
+
+        Args:
+            model: mlx-lm's language model, weights in memory.
+            config: of its checkpoint.
+        """
+
+    def settle_memory(self, pool_bytes: int) -> None:
+        """Tell MLX how to treat memory, once the weights are loaded.
+
+        Args:
+            pool_bytes: what freed buffers may keep for new arrays.
+        """

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 STEP = 256
 _GROWTH = 8  # a long buffer grows by an eighth, so that appending stays linear
 
 Buffers = tuple[mx.array, ...]
-Rows = NDArray[np.float32]
 
 
 def capacity_for(n_rows: int) -> int:
@@ -123,32 +120,23 @@ class KvRows:
 
     def push(self, keys: mx.array, values: mx.array) -> None:
         """Add rows [B, H, n, D]."""
-        start, end = self.length, self.length + keys.shape[2]
+        start, n_rows = self.length, keys.shape[2]
+        for buffer, rows in zip(self.reserve(n_rows), self.layout.encode(keys, values), strict=True):
+            buffer[:, :, start : start + n_rows] = rows
+
+    def reserve(self, n_rows: int) -> Buffers:
+        """Count ``n_rows`` more columns as in use, and return the buffers, in which they are to be filled."""
+        end = self.length + n_rows
         if end > self.capacity:
             self._buffers = self._grown(end)
-        for buffer, rows in zip(self._buffers, self.layout.encode(keys, values), strict=True):
-            buffer[:, :, start:end] = rows
         self.length = end
+        return self._buffers
 
     def reserved(self, multiple: int | None = None) -> tuple[mx.array, mx.array]:
         """Keys and values [B, H, n, D] of what is in use and of columns behind it, which are finite and
         nobody's: all there are, or up to the next multiple of a divisor of :data:`STEP`."""
         n = self.capacity if multiple is None else -(-self.length // multiple) * multiple
         return self.layout.decode(self._used(slice(None), 0, n))
-
-    def write(self, keys: Rows, values: Rows) -> tuple[Rows, Rows]:
-        """Add one row of each sequence, [B, H, D], in NumPy and at once; returns views [B, H, length, D] of
-        everything in use, for the moment. Float32, on a device whose memory is the host's."""
-        if self.layout.bits:
-            stored = self.append(mx.array(keys)[:, :, None], mx.array(values)[:, :, None])
-            return np.asarray(stored[0]), np.asarray(stored[1])
-        if self.is_full:
-            self._buffers = self._grown(self.length + 1)
-        views = [np.asarray(buffer) for buffer in self._buffers]
-        for view, rows in zip(views, (keys, values), strict=True):
-            view[:, :, self.length] = rows
-        self.length += 1
-        return views[0][:, :, : self.length], views[1][:, :, : self.length]
 
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from ``n_rows`` on; their memory stays reserved."""

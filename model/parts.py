@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from model.backend import BackendKind
 from model.checkpoint.config import ModelConfig
 from model.checkpoint.weights import Weights
-from model.layers.gdn import CHUNK
+from model.layers.delta_rule import CHUNK
 
-# Enough for the matrix products to run at full speed, few enough for the temporaries to stay small (and, on
-# the CPU, near its caches).
-_MOST: dict[BackendKind, int] = {"cpu": 512, "metal": 2048, "cuda": 4096}
 _LEAST = 4 * CHUNK
 
-# Layers whose temporaries are in memory together. MLX launches a CUDA pass whole before its first kernels are
-# done: the 0.8B shape took 3.4 MB a token on an H200, 4B 5.3 MB, where this counts 2.5 and 6.9. On Metal it
-# waits when ten command buffers of some 50 MB are under way, less than a layer of a long part (not run here).
-_AT_ONCE: dict[BackendKind, int | None] = {"cpu": 1, "metal": 2, "cuda": None}
 
-
-def part_tokens(kind: BackendKind, token_bytes: int, n_bytes: int | None = None) -> int:
+def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:
     """Tokens of a part, a multiple of the GDN chunk, whose temporaries take ``n_bytes`` at most (None: any),
     unless that is less than a few chunks.
 
     Args:
-        kind: the device.
+        most: what suits the device.
         token_bytes: see :func:`temporary_bytes`.
     """
-    fitting = _MOST[kind] if n_bytes is None else n_bytes // token_bytes // CHUNK * CHUNK
-    return max(_LEAST, min(_MOST[kind], fitting))
+    fitting = most if n_bytes is None else n_bytes // token_bytes // CHUNK * CHUNK
+    return max(_LEAST, min(most, fitting))
 
 
-def temporary_bytes(kind: BackendKind, config: ModelConfig, weights: Weights, dtype: mx.Dtype) -> int:
+def temporary_bytes(
+    config: ModelConfig, weights: Weights, dtype: mx.Dtype, layers_at_once: int | None
+) -> int:
     """About what one token of a prompt takes while it is read, in bytes, attention's scores aside: they are
     bounded by themselves.
 
     Args:
         weights: by dotted name; the outputs of all matrices are counted twice, once for what is made of them.
         dtype: what is computed in.
+        layers_at_once: those whose temporaries are in memory together; None for all.
     """
     # Of the chunked rule in float32: U and the new values, W and the keys, and a state for each chunk.
     widths = config.value_head_dim + config.key_head_dim
@@ -51,4 +45,4 @@ def temporary_bytes(kind: BackendKind, config: ModelConfig, weights: Weights, dt
             continue
         n_times = config.n_chosen if weight.ndim == 3 else 1
         layers[int(path[path.index("layers") + 1])] += 2 * dtype.size * n_times * weight.shape[-2]
-    return sum(sorted(layers)[-(_AT_ONCE[kind] or len(layers)) :])
+    return sum(sorted(layers)[-(layers_at_once or len(layers)) :])

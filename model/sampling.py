@@ -78,8 +78,7 @@ class Sampler:
         self.params = params
         self._seed = _hash64(secrets.randbits(63) if params.seed is None else params.seed, index)
         self._n_accepted = 0
-        self._host_bias = _dense(params.logit_bias, vocab_size)
-        self._bias = None if self._host_bias is None else mx.array(self._host_bias)
+        self._bias = _dense(params.logit_bias, vocab_size)
         self._counts: mx.array | None = None
         self._in_prompt: mx.array | None = None
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
@@ -91,11 +90,6 @@ class Sampler:
     def is_plain(self) -> bool:
         """Nothing is added to or taken from the model's logits."""
         return self._counts is None and self._bias is None
-
-    @property
-    def only_compares(self) -> bool:
-        """The likeliest token is taken, of logits that differ from the model's by a bias at most."""
-        return self.params.is_greedy and self._counts is None
 
     def __call__(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
         """The next token, a lazy uint32 scalar.
@@ -123,10 +117,6 @@ class Sampler:
             logits = logits + self._bias
         return logits if mask is None else mx.where(mask, logits, -mx.inf)
 
-    def greatest(self, logits: NDArray[np.float32]) -> int:
-        """The next token where the sampler :attr:`only_compares`, of ``logits`` [V]; as MLX would pick it."""
-        return int((logits if self._host_bias is None else logits + self._host_bias).argmax())
-
     def accept(self, token: mx.array | None) -> None:
         """The reply grew by ``token``, a lazy scalar; which one it was matters to penalties alone."""
         self._n_accepted += 1
@@ -147,8 +137,6 @@ def sample_rows(
     logits: mx.array,
     masks: Sequence[mx.array | None] | None = None,
     swaps: Sequence[Swap | None] | None = None,
-    *,
-    on_host: bool = False,
 ) -> mx.array:
     """The next token of every row, lazy uint32 [B]; each row as if it were alone.
 
@@ -156,15 +144,9 @@ def sample_rows(
         samplers: one for each row of ``logits`` [B, V].
         masks: for each row the tokens allowed [V] bool, or None.
         swaps: for each row what is done to its sampled token, or None.
-        on_host: the logits are float32, computed, and in the host's memory. Where every row only compares,
-            tokens are then picked at once: a graph costs more than the comparison.
     """
     masks = masks or [None] * len(samplers)
     swaps = swaps or [None] * len(samplers)
-    is_free = all(mask is None for mask in masks) and all(swap is None for swap in swaps)
-    if on_host and is_free and all(sampler.only_compares for sampler in samplers):
-        rows = np.asarray(logits)
-        return mx.array([s.greatest(row) for s, row in zip(samplers, rows, strict=True)], mx.uint32)
     is_plain = all(s.is_plain and mask is None for s, mask in zip(samplers, masks, strict=True))
     if not is_plain:
         lone = [logits] if len(samplers) == 1 else mx.split(logits, len(samplers))  # no copy of a single row
@@ -287,13 +269,13 @@ def _passed(weights: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     return index, mx.maximum(target - before, 0.0)
 
 
-def _dense(bias: Sequence[tuple[int, float]], vocab_size: int) -> NDArray[np.float32] | None:
+def _dense(bias: Sequence[tuple[int, float]], vocab_size: int) -> mx.array | None:
     if not bias:
         return None
     dense = np.zeros(vocab_size, dtype=np.float32)
     for token_id, value in bias:
         dense[token_id] = value
-    return dense
+    return mx.array(dense)
 
 
 def _presence(ids: NDArray[np.uint32] | Sequence[int], vocab_size: int) -> NDArray[np.bool_]:

@@ -15,7 +15,6 @@ from mlx_lm.models import qwen3_5
 from mlx_lm.utils import load_adapters
 
 from model.backend import detect
-from model.blas import use_one_thread
 from model.checkpoint.config import ModelConfig, read_config, read_json, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint, hash_files
 from model.checkpoint.hashes import HashMemory
@@ -29,10 +28,10 @@ from model.checkpoint.weights import (
     without_head,
     without_leftovers,
 )
+from model.device import Device
 from model.errors import CheckpointError
 from model.forward import Forward
 
-_SMALL_BYTES = 256 << 20  # weights that a step reads from caches rather than from memory, roughly
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -43,6 +42,7 @@ def load(
     dtype: str | None = None,
     kv_bits: int | None = None,
     hashes_file: Path | None = None,
+    device: Device | None = None,
 ) -> Forward:
     """The model in directory ``path``, its weights in memory. Call on the thread that will run it.
 
@@ -52,18 +52,19 @@ def load(
         dtype: ``float32``, ``bfloat16`` or ``float16``; None takes what suits the device.
         kv_bits: 8 or 4 to store keys and values in so many bits each; None keeps them in ``dtype``.
         hashes_file: a small file that remembers the weights' hash; None reads them all to hash them.
+        device: what runs it; None for the one that MLX uses.
 
     Raises:
         CheckpointError: not a Qwen3.5-family checkpoint, or files are missing or do not fit.
     """
-    backend = detect()
+    device = device or detect()
     config = read_config(path)
     shards = read_shards(path)
     model, tied = _filled_modules(path, config, shards)
     config = replace(config, tie_word_embeddings=tied)
     if adapter_path is not None:
         _load_adapter(model, adapter_path)
-    compute = _cast(model, dtype or backend.dtype)
+    compute = _cast(model, dtype or device.dtype)
     mx.eval(model.parameters())
     fingerprint = ModelFingerprint(
         model=(HashMemory(hashes_file).hash_files if hashes_file else hash_files)(
@@ -73,10 +74,8 @@ def load(
         dtype=str(compute).removeprefix("mlx.core."),
         kv_bits=_checked_bits(kv_bits, config),
     )
-    forward = Forward(model.language_model, config, fingerprint, backend.kind)
+    forward = Forward(model.language_model, config, fingerprint, device)
     mx.clear_cache()  # MLX keeps the parts of what was joined: of 70 GB of experts 40
-    if backend.kind == "cpu":
-        use_one_thread(for_mlx=forward.n_weight_bytes < _SMALL_BYTES)
     return forward
 
 

@@ -1,1 +1,2 @@
-"""What is special to one device, behind one protocol."""
+"""The devices: a folder each, and nothing of it known outside but its ``Device``, which ``model.backend``
+makes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,10 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
-from model.device import Device
 from model.kv import KvRows
+from model.layers.ops import Mask, Ops
 from model.layers.projection import Projection
-from model.layers.softmax_attention import Mask
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,10 @@ def batch_order(groups: Sequence[StepGroup]) -> mx.array:
 class Attention:
     """Reads weights from ``block`` (mlx-lm's modules); the rows live with the caller."""
 
-    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
+    def __init__(self, block: nn.Module, config: ModelConfig, ops: Ops) -> None:
         self._block = block
-        self._device = device
-        self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"], device.apply)
+        self._ops = ops
+        self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"], ops.apply)
         self._n_heads = config.n_heads
         self._n_kv_heads = config.n_kv_heads
         self._scale = config.head_dim**-0.5
@@ -110,7 +109,7 @@ class Attention:
     ) -> mx.array:
         """Turn q and k to their positions, append, attend: [B, T, Hq, D]."""
         q, keys, values = self._append(q, k, v, rows, offset)
-        out = self._device.attend(q, keys, values, self._scale, mask)
+        out = self._ops.attend(q, keys, values, self._scale, mask)
         return out.transpose(0, 2, 1, 3)
 
     def _append(
@@ -123,5 +122,13 @@ class Attention:
 
     def _mix(self, out: mx.array, gate: mx.array) -> mx.array:
         """Gate the heads' outputs [B, T, Hq, D] and project them to [B, T, H]."""
-        gated = (out * self._device.math.sigmoid(gate)).reshape(*out.shape[:2], -1)
-        return self._device.apply(self._block.o_proj, gated)
+        gated = (out * self._ops.sigmoid(gate)).reshape(*out.shape[:2], -1)
+        return self._ops.apply(self._block.o_proj, gated)
+
+
+def query_blocks(n_queries: int, n_keys: int, n_rows: int) -> Iterator[tuple[slice, int]]:
+    """Runs of ``n_rows`` of the last queries of a sequence, and for each how many of the keys its last query
+    sees."""
+    for start in range(0, n_queries, n_rows):
+        end = min(start + n_rows, n_queries)
+        yield slice(start, end), n_keys - n_queries + end

@@ -1,33 +1,46 @@
-"""The feed-forward half of a layer: SwiGLU, or a mixture of experts (on CUDA ours, elsewhere mlx-lm's)."""
+"""The feed-forward half of a layer: SwiGLU, or mlx-lm's mixture of experts."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from model.device import Device
-from model.layers.mixture import Mixture
-from model.layers.mlp import Mlp
+from model.layers.ops import Ops
+from model.layers.projection import Projection
+
+
+class Mlp:
+    """A SwiGLU block: a dense layer's, or an expert that every token passes.
+
+    Reads weights from ``block``, mlx-lm's.
+
+    Attributes:
+        inputs: the gate and up projections.
+        output: the one down.
+    """
+
+    def __init__(self, block: nn.Module, ops: Ops) -> None:
+        self.inputs = Projection(block, ["gate_proj", "up_proj"], ops.apply)
+        self.output = block.down_proj
+        self._ops = ops
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[..., H] to [..., H]."""
+        return self._ops.apply(self.output, self._ops.swiglu(self.inputs, x))
 
 
 class FeedForward:
     """Reads weights from ``block``, mlx-lm's dense MLP or its sparse mixture of experts.
 
     Attributes:
-        mlp: of a dense layer.
-        experts: our mixture; None too where mlx-lm's computes.
+        mlp: of a dense layer; None where experts are mixed.
     """
 
-    def __init__(self, block: nn.Module, device: Device) -> None:
+    def __init__(self, block: nn.Module, ops: Ops) -> None:
         self._block = block
-        self.mlp: Mlp | None = None
-        self.experts: Mixture | None = None
-        if "gate_proj" in block:
-            self.mlp = Mlp(block, device)
-        elif device.kind == "cuda":
-            self.experts = Mixture(block, device)
+        self.mlp = Mlp(block, ops) if "gate_proj" in block else None
 
     def __call__(self, x: mx.array) -> mx.array:
         """[B, T, H] to [B, T, H]."""
-        out: mx.array = (self.mlp or self.experts or self._block)(x)
+        out: mx.array = (self.mlp or self._block)(x)
         return out

@@ -1,21 +1,7 @@
-"""The gated delta rule over many tokens at once, in chunks of 64, with states from anywhere inside.
+"""One GDN layer: projections, short convolution, delta rule, gated norm, output projection.
 
-Per value head, with S [Dv, Dk] and the decay g in log space (Yang et al., "Gated Delta Networks",
-2024; the chunkwise form is the WY representation of Yang et al., "Parallelizing Linear Transformers
-with the Delta Rule", 2024)::
-
-    S <- exp(g) S;  S <- S + beta (v - S k) k^T;  o = S q
-
-Inside a chunk, with G = cumsum(g) and D_ij = exp(G_i - G_j) for i >= j::
-
-    A = strictly lower(beta_i (k_i . k_j) D_ij);  T = (I + A)^-1
-    U = T (beta V);  W = T (beta exp(G) K)
-    V' = U - W S^T                            serial over chunks, with
-    S <- exp(G_C) S + V'^T (exp(G_C - G) K)
-    O = exp(G) Q S^T + (Q K^T * D) V'
-
-Row i of V' depends on rows up to i only. So the state after r tokens of a chunk needs no second pass:
-it is the same update with the first r rows and with G_r in the place of G_C.
+The modules are mlx-lm's (plain, quantised or with LoRA); how they are put together is ours, so that
+the state is explicit and can be had from any position.
 """
 
 from __future__ import annotations
@@ -23,176 +9,97 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from model.layers.elementwise import Unary
+from model.checkpoint.config import ModelConfig
+from model.layers.ops import Ops
+from model.layers.projection import Projection
+from model.state import Recurrent
 
-CHUNK = 64
-_BLOCK = 16
-_SIZES = (16, 32, CHUNK)  # a short part takes a smaller chunk
-
-
-def chunked_delta_rule(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_decay: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    capture_at: Sequence[int] = (),
-    *,
-    exp: Unary = mx.exp,
-) -> tuple[mx.array, mx.array, list[mx.array]]:
-    """Feed T tokens of one sequence.
-
-    Args:
-        q, k: [T, Hk, Dk], normalised, q scaled.
-        v: [T, Hv, Dv]; Hv is a multiple of Hk, value head h reads key head h // (Hv / Hk).
-        log_decay, beta: [T, Hv], float32.
-        state: [Hv, Dv, Dk], float32.
-        capture_at: token counts in 1..T after which the state is wanted, ascending.
-        exp: the device's exponential.
-
-    Returns:
-        Outputs [T, Hv, Dv] in the dtype of ``v``, the state after T tokens, the states asked for.
-    """
-    n_tokens, n_key_heads, _ = k.shape
-    n_value_heads = v.shape[1]
-    size = next(size for size in _SIZES if size >= n_tokens or size == CHUNK)
-    n_chunks = -(-n_tokens // size)
-    grouped = (n_key_heads, n_value_heads // n_key_heads)
-    q, k = (_chunks(x.astype(mx.float32), n_chunks, size)[:, None] for x in (q, k))  # [Hk, 1, N, C, Dk]
-    values = _chunks(v.astype(mx.float32), n_chunks, size)  # [Hv, N, C, Dv]
-    values = values.reshape(*grouped, *values.shape[1:])  # [Hk, R, N, C, Dv]
-    beta = _chunks(beta[..., None], n_chunks, size).reshape(*grouped, n_chunks, size, 1)
-    total = mx.cumsum(
-        _chunks(log_decay[..., None], n_chunks, size).reshape(*grouped, n_chunks, size), axis=-1
-    )
-    decay = _decay_matrix(total, exp)  # [Hk, R, N, C, C]
-
-    kt = k.swapaxes(-1, -2)
-    inverse = unit_lower_inverse((k @ kt) * beta * (decay * mx.tri(size, k=-1)))
-    since_start = exp(total)[..., None]
-    to_end = exp(total[..., -1:] - total)[..., None]
-    by_head = (n_value_heads, n_chunks, size, -1)
-    starts, news, last = carry_chunks(
-        (inverse @ (beta * values)).reshape(by_head),
-        (inverse @ ((beta * since_start) * k)).reshape(by_head),
-        (to_end * k).reshape(by_head),
-        since_start[..., -1, 0].reshape(n_value_heads, n_chunks),
-        state,
-    )
-    news = news.reshape(values.shape)
-    starts = starts.reshape(*grouped, *starts.shape[1:])  # [Hk, R, N, Dv, Dk]
-    out = (since_start * q) @ starts.swapaxes(-1, -2) + ((q @ kt) * decay) @ news
-    out = out.reshape(n_value_heads, n_chunks * size, -1)[:, :n_tokens].swapaxes(0, 1)
-
-    captured = []
-    for position in capture_at:
-        n, r = divmod(position - 1, size)
-        weight = exp(total[:, :, n, r : r + 1] - total[:, :, n, : r + 1])[..., None]
-        added = news[:, :, n, : r + 1].swapaxes(-1, -2) @ (weight * k[:, :, n, : r + 1])
-        captured.append((since_start[:, :, n, r, :, None] * starts[:, :, n] + added).reshape(state.shape))
-    return out.astype(v.dtype), last, captured
+_NORM_EPS = 1e-6  # on the sum of squares of a query or a key
 
 
-def delta_rule_step(
-    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Feed one token to each of B sequences.
+class Gdn:
+    """Reads weights from ``block``; holds nothing of any sequence."""
 
-    Args:
-        q, k: [B, Hk, Dk], normalised, q scaled; v: [B, Hv, Dv]; log_decay, beta: [B, Hv], float32.
-        state: [B, Hv, Dv, Dk], float32.
+    def __init__(self, block: nn.Module, config: ModelConfig, ops: Ops) -> None:
+        self._block = block
+        self._config = config
+        self._ops = ops
+        self._inputs = Projection(block, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], ops.apply)
+        # One factor for each head of [q | k]: Dk^-1 takes the sum back to the mean and scales q.
+        scale = [1.0 / config.key_head_dim] * config.n_key_heads
+        scale += [config.key_head_dim**-0.5] * config.n_key_heads
+        # In float32: bfloat16 would round Dk^-1/2, and so every key's length, by the same 0.2 %.
+        self._key_scale = mx.array(scale, mx.float32)[:, None]
+        self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
+        self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
 
-    Returns:
-        Outputs [B, Hv, Dv], float32, and the states.
-    """
-    n_seqs, n_key_heads, dk = k.shape
-    grouped = (n_seqs, n_key_heads, v.shape[1] // n_key_heads)
-    q, k, v = (x.astype(mx.float32) for x in (q, k, v))
-    # One product with k and q at once. The new state need not be read again for the output:
-    # (g S + error k^T) q = g (S q) + error (k . q).
-    seen = state.reshape(n_seqs, n_key_heads, -1, dk) @ mx.stack([k, q], axis=-1)
-    seen = seen.reshape(*v.shape, 2)
-    decay = mx.exp(log_decay)[..., None]  # [B, Hv, 1]
-    error = beta[..., None] * (v - decay * seen[..., 0])  # [B, Hv, Dv]
-    agreement = mx.broadcast_to((k * q).sum(-1)[:, :, None], grouped).reshape(*decay.shape)
-    out = decay * seen[..., 1] + error * agreement
-    written = error.reshape(*grouped, -1, 1) * k[:, :, None, None]  # [B, Hk, R, Dv, Dk]
-    return out, decay[..., None] * state + written.reshape(state.shape)
+    def prefill(
+        self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        """Feed T tokens of one sequence.
 
+        Args:
+            x: [1, T, H].
+            capture_at: token counts in 1..T after which the state is wanted, ascending.
 
-def unit_lower_inverse(a: mx.array) -> mx.array:
-    """(I + A)^-1 for strictly lower triangular A [..., C, C], C one of 16, 32, 64.
+        Returns:
+            Outputs [1, T, H], the state after T tokens, the states asked for.
+        """
+        n_tokens, n_kept = x.shape[1], self._config.conv_kernel - 1
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
+        q, k, v = self._heads(self._convolve(rows, n_tokens))
+        log_decay, beta = self._gates(a, b)
+        # squeeze, not [0]: MLX gathers for an index, which copies.
+        q, k, v, log_decay, beta, start = (x.squeeze(0) for x in (q, k, v, log_decay, beta, past.matrix))
+        out, matrix, captured = self._ops.rule.many(q, k, v, log_decay, beta, start, capture_at)
+        states = [
+            Recurrent(rows[:, end : end + n_kept], m[None]).detached()
+            for end, m in zip([*capture_at, n_tokens], [*captured, matrix], strict=True)
+        ]
+        return self._project(out[None], z), states[-1], states[:-1]
 
-    Forward substitution in all 16 x 16 diagonal blocks at once, then merges of neighbours. A power
-    series would need fewer steps, but keys that resemble each other (repeated text) make its terms
-    grow to thousands and cancel: no digit is left.
-    """
-    *batch, size, _ = a.shape
-    n_blocks = size // _BLOCK
-    blocks = a.reshape(*batch, n_blocks, _BLOCK, n_blocks, _BLOCK)
-    diagonal = mx.stack([blocks[..., b, :, b, :] for b in range(n_blocks)], axis=-3)
-    inverse = _substitute(diagonal.reshape(-1, _BLOCK, _BLOCK)).reshape(diagonal.shape)
-    while inverse.shape[-1] < size:
-        inverse = _merge_neighbours(a, inverse)
-    return inverse.reshape(a.shape)
+    def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
+        """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
+        q, k, v = self._heads(self._ops.silu((rows * self._taps).sum(axis=1, keepdims=True)))
+        log_decay, beta = self._gates(a, b)
+        out, matrix = self._ops.rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
+        return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
+
+    def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
+        """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""
+        total = rows[:, :n_tokens] * self._taps[0]
+        for tap in range(1, self._config.conv_kernel):
+            total = total + rows[:, tap : tap + n_tokens] * self._taps[tap]
+        return self._ops.silu(total)
+
+    def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """[B, T, C] to q, k [B, T, Hk, Dk], float32, normalised, q scaled; and v [B, T, Hv, Dv]."""
+        c = self._config
+        keys, values = mx.split(rows, [2 * c.n_key_heads * c.key_head_dim], axis=-1)
+        keys = keys.reshape(*keys.shape[:2], 2 * c.n_key_heads, c.key_head_dim)
+        # rms_norm divides by the root of the mean, an L2 norm by the root of the sum.
+        normed = mx.fast.rms_norm(keys, None, _NORM_EPS / c.key_head_dim) * self._key_scale
+        q, k = mx.split(normed, 2, axis=2)
+        return q, k, values.reshape(*values.shape[:2], c.n_value_heads, c.value_head_dim)
+
+    def _gates(self, a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
+        """The log decay and the writing strength, both [B, T, Hv] in float32."""
+        return _gates(a, b, self._block.dt_bias, self._decay_rate)
+
+    def _project(self, out: mx.array, z: mx.array) -> mx.array:
+        """Gated norm per head and the output projection: [B, T, Hv, Dv] to [B, T, H]."""
+        gate = self._ops.silu(z.astype(mx.float32))
+        weight = self._block.norm.weight
+        normed = mx.fast.rms_norm(out.astype(mx.float32), weight.astype(mx.float32), self._block.norm.eps)
+        mixed = (gate * normed.reshape(gate.shape)).astype(z.dtype)
+        return self._ops.apply(self._block.out_proj, mixed)
 
 
 @mx.compile
-def _substitute(a: mx.array) -> mx.array:
-    """The inverses of n blocks [n, 16, 16]; the blocks lie innermost so that every step is one long row."""
-    a = mx.contiguous(a.transpose(1, 2, 0))  # [16, 16, n]
-    rest = mx.broadcast_to(mx.eye(_BLOCK)[:, :, None], a.shape)
-    rows = []
-    for j in range(_BLOCK):
-        rows.append(rest[0])
-        rest = rest[1:] - a[j + 1 :, j, None] * rest[0]
-    return mx.stack(rows).transpose(2, 0, 1)
-
-
-def _merge_neighbours(a: mx.array, parts: mx.array) -> mx.array:
-    """Inverses over diagonal blocks of twice the size, from those [..., m, s, s] over m blocks of A."""
-    *batch, m, s, _ = parts.shape
-    blocks = a.reshape(*batch, m, s, m, s)
-    below = mx.stack([blocks[..., i + 1, :, i, :] for i in range(0, m, 2)], axis=-3)  # [..., m / 2, s, s]
-    upper, lower = parts[..., 0::2, :, :], parts[..., 1::2, :, :]
-    corner = lower @ below @ upper
-    top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)
-    return mx.concatenate([top, mx.concatenate([-corner, lower], axis=-1)], axis=-2)
-
-
-def carry_chunks(
-    u: mx.array, w: mx.array, to_end: mx.array, decay: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array, mx.array]:
-    """The serial part, chunk after chunk.
-
-    Args:
-        u: [Hv, N, C, Dv]; w, to_end (exp(G_C - G) K): [Hv, N, C, Dk]; decay (exp(G_C)): [Hv, N].
-        state: [Hv, Dv, Dk].
-
-    Returns:
-        The states at the chunks' starts [Hv, N, Dv, Dk], V' [Hv, N, C, Dv], the last state.
-    """
-    starts, news = [], []
-    for n in range(u.shape[1]):
-        starts.append(state)
-        news.append(u[:, n] - w[:, n] @ state.swapaxes(-1, -2))
-        state = decay[:, n, None, None] * state + news[n].swapaxes(-1, -2) @ to_end[:, n]
-    return mx.stack(starts, axis=1), mx.stack(news, axis=1), state
-
-
-def _decay_matrix(total: mx.array, exp: Unary) -> mx.array:
-    """exp(G_i - G_j) for i >= j, else 0. Cut off at 0 before the exp: the upper half would overflow."""
-    difference = mx.minimum(total[..., :, None] - total[..., None, :], 0.0)
-    size = total.shape[-1]
-    return exp(difference) * mx.tri(size)
-
-
-def _chunks(x: mx.array, n_chunks: int, size: int) -> mx.array:
-    """[T, H, D] to [H, N, C, D]; the padding is zero, which neither decays nor writes."""
-    missing = n_chunks * size - x.shape[0]
-    if missing:
-        x = mx.pad(x, [(0, missing), (0, 0), (0, 0)])
-    # Laid out anew once: every product and broadcast below would else copy it again.
-    return mx.contiguous(x.reshape(n_chunks, size, x.shape[1], x.shape[2]).transpose(2, 0, 1, 3))
+def _gates(a: mx.array, b: mx.array, dt_bias: mx.array, rate: mx.array) -> tuple[mx.array, mx.array]:
+    return rate * mx.logaddexp(a.astype(mx.float32) + dt_bias, 0.0), mx.sigmoid(b.astype(mx.float32))

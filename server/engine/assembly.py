@@ -14,10 +14,11 @@ from cache.disk.tier import DiskTier
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
-from model.backend import Backend, detect, settle_memory
+from model.backend import detect
 from model.checkpoint.config import ModelConfig, read_config
 from model.checkpoint.load import load
 from model.codec import StateCodec
+from model.device import Device
 from model.errors import ModelError
 from model.forward import Forward
 from model.text.grammar import GrammarTable
@@ -71,7 +72,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     # What can be refused is refused before anything is loaded.
     folder_claim = None if options.cache_dir is None else _claim(options.cache_dir)
     context_length = _context_length(read_config(options.model_path), options.context_length)
-    backend = detect()
+    device = detect()
     forward = load(
         options.model_path,
         adapter_path=options.adapter_path,
@@ -80,10 +81,10 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         hashes_file=options.hashes_file,
     )
     forward.warm_up()
-    budget_bytes = options.memory_budget or default_budget(backend, forward)
-    room = backend.n_memory_bytes - forward.n_weight_bytes - budget_bytes
+    budget_bytes = options.memory_budget or default_budget(device, forward)
+    room = device.n_memory_bytes - forward.n_weight_bytes - budget_bytes
     forward.fit_parts(room)
-    settle_memory(backend, pool_bytes=room // 2)
+    device.settle_memory(pool_bytes=room // 2)
     known = metadata(forward, tokenizer, context_length)
     store = Store(
         known,
@@ -106,7 +107,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     info = ModelInfo(
         name=options.model_path.name,
         context_length=context_length,
-        device=backend.name,
+        device=device.name,
         budget_bytes=budget_bytes,
         vocab_size=forward.config.vocab_size,
     )
@@ -122,10 +123,10 @@ def _context_length(config: ModelConfig, asked: int | None) -> int:
     return asked or config.max_context
 
 
-def default_budget(backend: Backend, forward: Forward) -> int:
+def default_budget(device: Device, forward: Forward) -> int:
     """Bytes for retained conversations: of what the machine can give, less the weights, three
     quarters; the rest is for activations and for whatever else runs there."""
-    return max((backend.n_memory_bytes - forward.n_weight_bytes) * 3 // 4, _LEAST_BUDGET)
+    return max((device.n_memory_bytes - forward.n_weight_bytes) * 3 // 4, _LEAST_BUDGET)
 
 
 def disk_tier(

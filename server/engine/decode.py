@@ -155,7 +155,7 @@ class Decoder:
             swaps = [None if reply.is_over else reply.swap for reply in replies]
         samplers = [reply.sampler for reply in replies]
         try:
-            return sample_rows(samplers, logits, masks, swaps, on_host=self._forward.steps_on_host)
+            return sample_rows(samplers, logits, masks, swaps)
         except Exception:
             return mx.concatenate(
                 [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import model.layers.delta_rule as delta_rule
+import model.devices.metal.delta_rule as delta_rule
 import server.engine.assembly as assembly
 from model.errors import ModelError
 from model.text.tokenizer import TextTokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.backend import Backend
+from model.devices.metal.device import MetalDevice
 from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.tokenizer import TextTokenizer
@@ -321,7 +321,7 @@ def test_tenants_share_nothing_though_they_say_the_same(make_loop: MakeLoop) -> 
 
 
 def test_the_default_budget_is_what_the_machine_has_less_the_weights(tiny_forward: Forward) -> None:
-    machine = Backend("metal", "a chip", 2**34, None)
+    machine = MetalDevice("a chip", 2**34)
     assert default_budget(machine, tiny_forward) == (2**34 - tiny_forward.n_weight_bytes) * 3 // 4
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from model.devices.cuda.kernel import Outputs, Program
+from model.devices.cuda.kernels.kernel import Outputs, Program
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
 GUARD = 64  # bytes on both sides of an output
@@ -34,7 +34,7 @@ def launch(
     outputs: Outputs,
     numbers: Sequence[int],
 ) -> list[mx.array]:
-    """See ``model.devices.cuda.kernel.launch``."""
+    """See ``model.devices.cuda.kernels.kernel.launch``."""
     arrays = [_to_numpy(x) for x in inputs]
     results = [_guarded(shape, dtype) for shape, dtype in outputs]
     pointers = [x.ctypes.data for x in arrays] + [x.ctypes.data + GUARD for x in results]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from model.blas import alias_library
+from model.devices.cpu.blas import alias_library
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ELF and memfd are Linux's")
 
@@ -32,7 +32,7 @@ def test_mlx_multiplies_through_openblas_after_prepare() -> None:
     pytest.importorskip("scipy_openblas32")
     program = """
 import ctypes, sys
-from model.blas import use_openblas
+from model.devices.cpu.blas import use_openblas
 assert use_openblas()
 import mlx.core as mx
 a = mx.random.normal((70, 90)); b = mx.random.normal((90, 50))
@@ -53,7 +53,7 @@ from pathlib import Path
 from model.backend import prepare
 prepare()
 import numpy
-from model.blas import _openblas_path, use_one_thread
+from model.devices.cpu.blas import _openblas_path, use_one_thread
 mine = ctypes.CDLL(str(_openblas_path()))
 before = mine.scipy_openblas_get_num_threads()
 use_one_thread(for_mlx=False)

@@ -16,24 +16,25 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from
-from model.device import Device, device_for
-from model.devices.cpu import products, softmax
+from model.devices.cpu import attention, rows
+from model.devices.cpu.attention import CpuAttention
 from model.devices.cpu.crew import Crew
 from model.devices.cpu.feed_forward import CpuFeedForward
-from model.devices.cpu.full_attention import CpuAttention
-from model.devices.cpu.linear_attention import CpuLinearAttention
+from model.devices.cpu.gdn import CpuGdn
+from model.devices.cpu.operations import cpu_ops
 from model.devices.cpu.step import CpuStep
 from model.kv import KvLayout, KvRows, merge
 from model.layers.attention import Attention, StepGroup
-from model.layers.block import Block
 from model.layers.feed_forward import FeedForward
-from model.layers.linear_attention import LinearAttention
+from model.layers.gdn import Gdn
+from model.layers.network import Block
 from model.state import Recurrent
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 
 pytestmark = pytest.mark.skipif(detect().kind != "cpu", reason="for the CPU")
 
+OPS, CREW = cpu_ops(), Crew(2)
 HEADS = [(1, 1), (2, 2), (3, 6), (2, 6)]
 
 
@@ -42,13 +43,13 @@ def shape(heads: tuple[int, int] = (2, 4)) -> dict[str, Any]:
     return tiny.text_config(small) | {"linear_value_head_dim": 48}
 
 
-def parts(raw: dict[str, Any], seed: int = 0) -> tuple[list[nn.Module], ModelConfig, Device]:
+def parts(raw: dict[str, Any], seed: int = 0) -> tuple[list[nn.Module], ModelConfig]:
     """Layers of a random model; twice the same for the same seed, since joining takes them apart."""
     mx.random.seed(seed)
     model = random_modules(raw)
     model.update(tree_map(lambda x: x + 0.2 * mx.random.normal(x.shape), model.parameters()))
     config = config_from(raw)
-    return model.language_model.model.layers, config, device_for("cpu", config)
+    return model.language_model.model.layers, config
 
 
 def random(*size: int) -> mx.array:
@@ -68,14 +69,14 @@ def test_a_gdn_layer_gives_the_outputs_and_states_of_array_operations(
     heads: tuple[int, int], n_tokens: int, capture_at: Sequence[int]
 ) -> None:
     raw = shape(heads)
-    (first, *_), config, device = parts(raw)
-    (again, *_), _, _ = parts(raw)
+    (first, *_), config = parts(raw)
+    (again, *_), _ = parts(raw)
     past = Recurrent(
         random(1, 3, config.conv_dim), random(1, heads[1], config.value_head_dim, config.key_head_dim)
     )
     x = random(1, n_tokens, 64)
-    wanted, last, captured = LinearAttention(first.linear_attn, config, device).prefill(x, past, capture_at)
-    found, end, kept = CpuLinearAttention(again.linear_attn, config, device).prefill(x, past, capture_at)
+    wanted, last, captured = Gdn(first.linear_attn, config, OPS).prefill(x, past, capture_at)
+    found, end, kept = CpuGdn(again.linear_attn, config, OPS, CREW).prefill(x, past, capture_at)
     assert same(found, wanted)
     for one, other in zip([*kept, end], [*captured, last], strict=True):
         assert same(one.window, other.window)
@@ -87,11 +88,11 @@ def test_a_gdn_layer_gives_the_outputs_and_states_of_array_operations(
 def test_a_full_attention_layer_gives_what_array_operations_give(
     n_past: int, n_tokens: int, kv_bits: int
 ) -> None:
-    (*_, first), config, device = parts(shape())
-    (*_, again), _, _ = parts(shape())
+    (*_, first), config = parts(shape())
+    (*_, again), _ = parts(shape())
     layout = KvLayout(config.n_kv_heads, config.head_dim, mx.float32, kv_bits)
     ours, theirs = KvRows.empty(layout), KvRows.empty(layout)
-    mine, plain = CpuAttention(again.self_attn, config, device), Attention(first.self_attn, config, device)
+    mine, plain = CpuAttention(again.self_attn, config, OPS, CREW), Attention(first.self_attn, config, OPS)
     for n in (n_past, n_tokens):
         if n:
             x = random(1, n, 64)
@@ -105,7 +106,6 @@ def test_a_full_attention_layer_gives_what_array_operations_give(
 @pytest.mark.parametrize("change", ["nothing", "4 bits", "LoRA"])
 def test_a_feed_forward_block_gives_what_array_operations_give(n_tokens: int, change: str) -> None:
     blocks = [parts(shape())[0][0].mlp for _ in range(2)]
-    _, _, device = parts(shape())
     for block in blocks:
         if change == "4 bits":
             nn.quantize(block, 32, 4)
@@ -114,22 +114,22 @@ def test_a_feed_forward_block_gives_what_array_operations_give(n_tokens: int, ch
             block.up_proj = LoRALinear.from_base(block.up_proj, 4)
             block.up_proj.lora_b = random(4, 96)
     x = random(1, n_tokens, 64)
-    assert same(CpuFeedForward(blocks[0], device)(x), FeedForward(blocks[1], device)(x))
+    assert same(CpuFeedForward(blocks[0], OPS, CREW)(x), FeedForward(blocks[1], OPS)(x))
 
 
 @pytest.mark.parametrize("n_seqs", [1, 3, 9])
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_step_of_a_gdn_layer_gives_what_array_operations_give(heads: tuple[int, int], n_seqs: int) -> None:
     raw = shape(heads)
-    (first, *_), config, device = parts(raw)
-    (again, *_), _, _ = parts(raw)
+    (first, *_), config = parts(raw)
+    (again, *_), _ = parts(raw)
     past = Recurrent(
         random(n_seqs, 3, config.conv_dim),
         random(n_seqs, heads[1], config.value_head_dim, config.key_head_dim),
     )
     x = random(n_seqs, 64)
-    wanted, theirs = LinearAttention(first.linear_attn, config, device).step(x[:, None], past)
-    found, ours = CpuLinearAttention(again.linear_attn, config, device).step_rows(np.array(x), past)
+    wanted, theirs = Gdn(first.linear_attn, config, OPS).step(x[:, None], past)
+    found, ours = CpuGdn(again.linear_attn, config, OPS, CREW).step_rows(np.array(x), past)
     assert same(mx.array(found), wanted[:, 0])
     assert same(ours.window, theirs.window)
     assert same(ours.matrix, theirs.matrix)
@@ -143,9 +143,9 @@ def test_a_step_of_a_gdn_layer_gives_what_array_operations_give(heads: tuple[int
 def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
     lengths: list[list[int]], kv_bits: int, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(softmax, "_LONG", 0 if shares else 1 << 40)
-    (*_, first), config, device = parts(shape())
-    (*_, again), _, _ = parts(shape())
+    monkeypatch.setattr(attention, "_LONG", 0 if shares else 1 << 40)
+    (*_, first), config = parts(shape())
+    (*_, again), _ = parts(shape())
     layout = KvLayout(config.n_kv_heads, config.head_dim, mx.float32, kv_bits)
     n_seqs = sum(map(len, lengths))
     # The groups' members take turns in the batch.
@@ -166,7 +166,7 @@ def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
             n_before += len(group)
         return made
 
-    mine, plain = CpuAttention(again.self_attn, config, device), Attention(first.self_attn, config, device)
+    mine, plain = CpuAttention(again.self_attn, config, OPS, CREW), Attention(first.self_attn, config, OPS)
     ours, theirs = groups(), groups()
     x = random(n_seqs, 64)
     found = mine.step_rows(np.array(x), ours, [mine.standing(group) for group in ours], 0)
@@ -179,19 +179,18 @@ def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
 @pytest.mark.parametrize("n_seqs", [1, 9])
 def test_a_step_of_a_feed_forward_block_gives_what_array_operations_give(n_seqs: int) -> None:
     ours, theirs = (parts(shape())[0][0].mlp for _ in range(2))
-    _, _, device = parts(shape())
     x = random(n_seqs, 64)
-    wanted = FeedForward(theirs, device)(x[:, None])[:, 0]
-    assert same(mx.array(CpuFeedForward(ours, device).step_rows(np.array(x))), wanted)
+    wanted = FeedForward(theirs, OPS)(x[:, None])[:, 0]
+    assert same(mx.array(CpuFeedForward(ours, OPS, CREW).step_rows(np.array(x))), wanted)
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 7, 8, 20])
 def test_a_large_matrix_is_shared_out_without_a_gap(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_LARGE", 1000)
-    monkeypatch.setattr(products, "_SHARE", 300)
-    rows, weight = (np.array(random(n_rows, 32)), np.array(random(101, 32)).T)
-    found = products.step_multiply(rows, weight, Crew(3))
-    assert np.allclose(found, rows @ weight, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(rows, "_LARGE", 1000)
+    monkeypatch.setattr(rows, "_SHARE", 300)
+    inputs, weight = (np.array(random(n_rows, 32)), np.array(random(101, 32)).T)
+    found = rows.step_multiply(inputs, weight, Crew(3))
+    assert np.allclose(found, inputs @ weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["nothing", "4 bits", "LoRA", "experts", "untied head in 4 bits"])
@@ -207,15 +206,14 @@ def test_only_plain_matrices_step_in_numpy(change: str) -> None:
     if change == "untied head in 4 bits":
         head = nn.QuantizedLinear.from_linear(head, 32, 4)
     config = config_from(raw)
-    device = device_for("cpu", config)
     blocks = [
         Block(
-            CpuLinearAttention(layer.linear_attn, config, device)
+            CpuGdn(layer.linear_attn, config, OPS, CREW)
             if layer.is_linear
-            else CpuAttention(layer.self_attn, config, device),
-            device.add_norm(layer.post_attention_layernorm),
-            CpuFeedForward(layer.mlp, device),
-            device.add_norm(layer.input_layernorm),
+            else CpuAttention(layer.self_attn, config, OPS, CREW),
+            OPS.add_norm(layer.post_attention_layernorm),
+            CpuFeedForward(layer.mlp, OPS, CREW),
+            OPS.add_norm(layer.input_layernorm),
         )
         for layer in model.model.layers
     ]
@@ -247,3 +245,18 @@ def test_a_fault_in_one_piece_is_raised_when_the_others_are_done(failing: int) -
     with pytest.raises(ValueError, match=f"piece {failing}"):
         Crew(2).each(work, 3)
     assert failing not in done
+
+
+@pytest.mark.parametrize("kv_bits", [0, 8])
+def test_rows_written_at_once_stand_where_appended_ones_would(kv_bits: int) -> None:
+    layout = KvLayout(2, 32, mx.float32, kv_bits)
+    ours, theirs = KvRows.empty(layout), KvRows.empty(layout)
+    for each in (ours, theirs):
+        each.append(random(1, 2, 255, 32), random(1, 2, 255, 32) + 1)
+    for seed in range(3):  # the second one makes the buffers grow
+        row = random(1, 2, 1, 32) + seed
+        found = attention.append_row(ours, np.array(row)[:, :, 0], -np.array(row)[:, :, 0])
+        wanted = theirs.append(row, -row)
+        assert ours.length == theirs.length
+        assert np.array_equal(found[0], np.array(wanted[0]))
+        assert np.array_equal(found[1], np.array(wanted[1]))

@@ -16,10 +16,13 @@ from model import batch as batch_module
 from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.fingerprint import ModelFingerprint
-from model.devices.cuda import few_experts, kernel, prompt_attention
-from model.devices.cuda.attention import AttentionShape, AttentionWeights, decode
-from model.devices.cuda.few_rows import Norm, matrix_of, multiply
-from model.devices.cuda.pointwise import add_norm, swiglu
+from model.devices.cpu.device import CpuDevice
+from model.devices.cuda import device as cuda_device
+from model.devices.cuda.device import CudaDevice
+from model.devices.cuda.kernels import attention_prompt, few_experts, kernel
+from model.devices.cuda.kernels.attention_step import AttentionShape, AttentionWeights, decode
+from model.devices.cuda.kernels.few_rows import Norm, matrix_of, multiply
+from model.devices.cuda.kernels.pointwise import add_norm, swiglu
 from model.devices.cuda.product import Product
 from model.forward import Forward
 from model.layers.projection import Projection
@@ -30,6 +33,8 @@ from tests.fakes.lm_modules import random_modules
 pytestmark = pytest.mark.skipif(
     detect().kind != "cuda" and not cuda_emulator.is_available(), reason="neither a GPU nor a C++ compiler"
 )
+
+CPU, CUDA = CpuDevice("a CPU", 2**34, 2), CudaDevice("a GPU", 2**34)
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +97,8 @@ def both(
     config = config_from(raw)
     name = "float32" if dtype == mx.float32 else "bfloat16"
     with mx.stream(mx.cpu):
-        plain = Forward(models[0].language_model, config, ModelFingerprint(0, 0, "float32"), "cpu")
-    return plain, Forward(models[1].language_model, config, ModelFingerprint(0, 0, name), "cuda"), config
+        plain = Forward(models[0].language_model, config, ModelFingerprint(0, 0, "float32"), CPU)
+    return plain, Forward(models[1].language_model, config, ModelFingerprint(0, 0, name), CUDA), config
 
 
 def ids(n: int, seed: int = 0) -> np.ndarray:
@@ -124,7 +129,7 @@ def assert_same_state(found: State, wanted: State) -> None:
 def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_attention, "_MOST_ROWS", 100)  # several blocks of queries
+    monkeypatch.setattr(attention_prompt, "_MOST_ROWS", 100)  # several blocks of queries
     plain, fused, _ = both(SHAPES[name])
     mine, theirs = fused.new_state(), plain.new_state()
     # Parts shorter than the convolution, than a chunk, of whole chunks; captures at borders and inside.
@@ -160,11 +165,11 @@ def test_a_prompt_after_a_cut_does_not_see_what_stood_there() -> None:
 def test_queries_in_blocks_attend_to_no_key_behind_their_own(
     n_behind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_attention, "_MOST_ROWS", 64)
+    monkeypatch.setattr(attention_prompt, "_MOST_ROWS", 64)
     n_queries, n_keys = 150, 229
     q = mx.random.normal((1, 4, n_queries, 64))
     keys, values = (mx.random.normal((1, 2, n_keys + n_behind, 64)) for _ in range(2))
-    found = prompt_attention.attend_causal(q, keys, values, n_keys, 0.3)
+    found = attention_prompt.attend_causal(q, keys, values, n_keys, 0.3)
     with mx.stream(mx.cpu):
         within = (side[:, :, :n_keys] for side in (keys, values))
         wanted = mx.fast.scaled_dot_product_attention(q, *within, scale=0.3, mask="causal")
@@ -391,3 +396,18 @@ def test_tokens_go_through_their_experts(bits: int, dtype: mx.Dtype, width: int,
     tolerance = TOLERANCE if dtype == mx.float32 else 1e-2
     assert_near(found, mx.array(wanted), tolerance)
     assert_near(summed, mx.array(wanted) + x, tolerance)
+
+
+@pytest.mark.parametrize("n_rows", [4, 50])
+@pytest.mark.parametrize("shape", ["prompt", "batch"])
+def test_on_cuda_too_rows_go_through_the_unpacked_matrix(
+    n_rows: int, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.QuantizedLinear.from_linear(nn.Linear(64, 96, bias=False), 32, 4)
+    x = mx.random.normal((*((1, n_rows) if shape == "prompt" else (n_rows, 1)), 64), key=mx.random.key(0))
+    wanted = layer(x)
+    mx.eval(wanted)
+    monkeypatch.setattr(mx, "quantized_matmul", None)
+    found = cuda_device.apply(layer, x)
+    assert found.shape == wanted.shape
+    assert mx.allclose(found, wanted, atol=1e-5).item()

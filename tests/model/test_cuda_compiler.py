@@ -13,9 +13,10 @@ import pytest
 
 from model.checkpoint.config import config_from
 from model.checkpoint.fingerprint import ModelFingerprint
-from model.devices.cuda import attention, few_rows, kernel
-from model.devices.cuda.compiler import Compiler
-from model.devices.cuda.kernel import Outputs, Program
+from model.devices.cuda.device import CudaDevice
+from model.devices.cuda.kernels import attention_step, few_rows, kernel
+from model.devices.cuda.kernels.compiler import Compiler
+from model.devices.cuda.kernels.kernel import Outputs, Program
 from model.errors import BackendError
 from model.forward import Forward
 from tests.fakes import tiny
@@ -76,7 +77,9 @@ def forward(dtype: mx.Dtype, n_experts: int, bits: int = 16) -> Forward:
     if bits < 16:
         nn.quantize(model, 32, bits)
     name = str(dtype).removeprefix("mlx.core.")
-    return Forward(model.language_model, config_from(raw), ModelFingerprint(0, 0, name), "cuda")
+    return Forward(
+        model.language_model, config_from(raw), ModelFingerprint(0, 0, name), CudaDevice("a GPU", 2**34)
+    )
 
 
 def run(model: Forward, n_sequences: int, *, are_alike: bool = False) -> None:
@@ -109,7 +112,7 @@ def test_every_kernel_compiles(
     compiler: Compiler, programs: dict[str, Program], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_old = architecture == "sm_75"
-    for module in (few_rows, attention):
+    for module in (few_rows, attention_step):
         monkeypatch.setattr(module, "has_tensor_cores", lambda: not is_old)
     for n_experts in (0, 8):
         for bits in (16, 8, 4):

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from model.devices.cuda.kernel import Program
+from model.devices.cuda.kernels.kernel import Program
 from tests.fakes import cuda_emulator
 
 pytestmark = pytest.mark.skipif(not cuda_emulator.is_available(), reason="no C++ compiler")

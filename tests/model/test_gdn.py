@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from model.backend import detect
-from model.devices.cpu.gdn import CHUNK, delta_rule
-from model.layers.delta_rule import Chunked, DeltaRule, MetalKernel
-from model.layers.elementwise import elementwise_for
-from model.layers.gdn import unit_lower_inverse
+from model.devices.cpu import operations
+from model.devices.cpu.delta_rule import CHUNK, delta_rule
+from model.devices.metal.delta_rule import MetalKernel
+from model.layers.delta_rule import Chunked, DeltaRule, unit_lower_inverse
 
 
 @dataclass
@@ -86,7 +86,7 @@ def rules() -> dict[str, DeltaRule]:
     kind = detect().kind
     found: dict[str, DeltaRule] = {
         "array operations": Chunked(mx.exp),
-        "polynomial exponential": Chunked(elementwise_for("cpu").exp),
+        "polynomial exponential": Chunked(operations.exp),
         "NumPy": InNumpy(mx.exp),
     }
     if kind == "metal":

@@ -59,7 +59,7 @@ def test_norms_are_shifted_once_when_transformers_saved_and_never_when_mlx_did(t
     stored = tiny.weights(tiny.DENSE)["model.norm.weight"]
     for write, name in ((tiny.write_text, "text"), (tiny.write_mlx, "mlx"), (tiny.write_vlm, "vlm")):
         model = load(write(tmp_path / name))
-        assert np.allclose(model._model.model.norm.weight, stored + 1, atol=1e-6), name
+        assert np.allclose(model.weights["model.norm.weight"], stored + 1, atol=1e-6), name
 
 
 def test_a_mixture_of_layouts_is_refused(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_l6_rope_scaling_beside_rope_parameters_turns_positions_as_inside_them(t
 def test_l6_yarn_turns_and_scales_as_its_definition_says(tmp_path: Path) -> None:
     path = tiny.write_text(tmp_path)
     edit_config(path, rope_parameters=ROPE | YARN | {"attention_factor": 1.3})
-    rope = load(path)._model.model.layers[3].self_attn.rope
+    rope = load(path)._network.blocks[3].mixer._block.rope
     dims, base = 8, 10_000_000.0
     x = np.random.default_rng(0).standard_normal((1, 1, 1, 32)).astype(np.float32)
     turned = np.array(rope(mx.array(x), offset=1000))[0, 0, 0]

@@ -9,21 +9,21 @@ import pytest
 from model.checkpoint.config import config_from
 from model.checkpoint.load import load
 from model.checkpoint.weights import parameters
-from model.layers.gdn import CHUNK
+from model.devices.cuda.device import CudaDevice
+from model.devices.metal.device import MetalDevice
+from model.layers.delta_rule import CHUNK
 from model.parts import part_tokens, temporary_bytes
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 
 
 def test_a_part_is_what_suits_the_device_where_memory_is_no_matter() -> None:
-    assert [part_tokens(kind, 10**6) for kind in ("cpu", "metal", "cuda")] == [512, 2048, 4096]
-    assert part_tokens("cuda", 10**6, 10**12) == 4096
+    assert part_tokens(512, 10**6) == 512
+    assert part_tokens(4096, 10**6, 10**12) == 4096
 
 
 def test_a_part_is_the_whole_chunks_that_fit_the_memory_and_never_less_than_a_few() -> None:
-    sizes = [
-        part_tokens("metal", 10**6, n_bytes) for n_bytes in (-(10**9), 0, 10**9, 10**9 + 10**8, 3 * 10**9)
-    ]
+    sizes = [part_tokens(2048, 10**6, n_bytes) for n_bytes in (-(10**9), 0, 10**9, 10**9 + 10**8, 3 * 10**9)]
     assert sizes == [256, 256, 960, 1088, 2048]
     assert all(size % CHUNK == 0 for size in sizes)
 
@@ -51,18 +51,18 @@ def test_what_a_token_takes_is_near_what_was_measured_on_a_gpu(
     )
     model = random_modules(raw)
     estimates = {
-        kind: temporary_bytes(kind, config_from(raw), parameters(model), mx.bfloat16)
-        for kind in ("cuda", "metal")
+        device: temporary_bytes(config_from(raw), parameters(model), mx.bfloat16, device.layers_at_once)
+        for device in (CudaDevice, MetalDevice)
     }
-    assert 0.7 < estimates["cuda"] / measured < 1.4
-    assert estimates["metal"] < estimates["cuda"] / 8  # few layers at a time
+    assert 0.7 < estimates[CudaDevice] / measured < 1.4
+    assert estimates[MetalDevice] < estimates[CudaDevice] / 8  # few layers at a time
 
 
 def test_experts_count_as_often_as_a_token_passes_them() -> None:
     def estimate(n_chosen: int) -> int:
         raw = tiny.text_config(tiny.MOE) | {"num_experts_per_tok": n_chosen}
         model = random_modules(raw)
-        return temporary_bytes("cuda", config_from(raw), parameters(model), mx.bfloat16)
+        return temporary_bytes(config_from(raw), parameters(model), mx.bfloat16, None)
 
     one, two, four = (estimate(n) for n in (1, 2, 4))
     assert four - two == 2 * (two - one) > 0

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import model.checkpoint.load as loading
-from model.backend import Backend
 from model.checkpoint.load import load
+from model.devices.cpu.device import CpuDevice
 from model.errors import CheckpointError
 from model.forward import Forward
 from tests.fakes import tiny
@@ -63,19 +62,22 @@ def test_l2_a_tied_packed_head_is_the_embedding_as_a_linear_layer(mode: str, tmp
     packed, _ = tiny.write_quantised(tmp_path, WIDE, mode=mode)
     model = load(packed)
     hidden = mx.random.normal((1, 3, WIDE.hidden), key=mx.random.key(1))
-    found = model._logits(hidden)
-    wanted = model._model.model.embed_tokens.as_linear(hidden)
+    found = model._network.head(hidden)
+    embedded, _ = model._network.embed(mx.arange(model.config.vocab_size)[None])
+    wanted = hidden @ embedded[0].T
     assert_close(np.array(found), np.array(wanted), 1e-5)
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8", "nvfp4"])
 def test_m2_without_a_dtype_a_packed_model_computes_in_the_dtype_of_its_norms(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, tmp_path: Path
 ) -> None:
     packed, _ = tiny.write_quantised(tmp_path, WIDE, mode=mode)
-    without_dtype = Backend("cpu", "a device that keeps the checkpoint's own", 2**30, None)
-    monkeypatch.setattr(loading, "detect", lambda: without_dtype)
-    model = load(packed)
+
+    class KeepsDtype(CpuDevice):
+        dtype = None
+
+    model = load(packed, device=KeepsDtype("a CPU", 2**30, 2))
     assert model.fingerprint.dtype == "float32"
     state = model.new_state()
     model.prefill(state, IDS)

@@ -220,30 +220,3 @@ def test_a_mask_that_leaves_less_than_top_k_is_kept_in_a_large_vocabulary() -> N
 
 def _fields(params: SamplingParams) -> dict[str, object]:
     return {name: getattr(params, name) for name in params.__dataclass_fields__}
-
-
-@pytest.mark.parametrize("bias", [(), ((3, 0.5), (7, -100.0), (20, 0.5))])
-def test_picked_on_the_host_the_token_is_that_of_the_graph(bias: tuple[tuple[int, float], ...]) -> None:
-    rows = np.round(np.random.default_rng(5).normal(size=(200, 40))).astype(np.float32)  # full of ties
-    samplers = [Sampler(SamplingParams(temperature=0, logit_bias=bias), 40) for _ in rows]
-    picked = sample_rows(samplers, mx.array(rows), on_host=True)
-    assert picked.dtype == mx.uint32
-    assert picked.tolist() == sample_rows(samplers, mx.array(rows)).tolist()
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        Sampler(SamplingParams(seed=1), 40),
-        Sampler(SamplingParams(temperature=0, repetition_penalty=1.3), 40, [0, 1]),
-    ],
-)
-def test_what_needs_more_than_a_comparison_is_sampled_as_ever_beside_what_does_not(other: Sampler) -> None:
-    greedy = Sampler(SamplingParams(temperature=0), 40)
-    rows = mx.array(np.stack([logits_of(1)[:40], logits_of(2)[:40]]))
-    twin = Sampler(other.params, 40, [0, 1])
-    found = sample_rows([greedy, other], rows, on_host=True).tolist()
-    assert found == [int(mx.argmax(rows[0]).item()), int(twin(rows[1]).item())]
-    mask = mx.arange(40) == 5
-    assert sample_rows([greedy], rows[:1], [mask], on_host=True).tolist() == [5]
-    assert sample_rows([greedy], rows[:1], None, [lambda token: token * 0 + 9], on_host=True).tolist() == [9]

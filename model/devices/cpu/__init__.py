@@ -1,1 +1,1 @@
-"""What the CPU computes outside MLX: long prompts, in NumPy, on all cores."""
+"""All that is special to the CPU: long prompts and decode steps in NumPy, on all cores."""

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from model.device import Device
-from model.devices.cpu.products import (
+from model.devices.cpu.crew import Crew
+from model.devices.cpu.rows import (
     MANY_ROWS,
     Array,
     can_multiply,
@@ -19,6 +19,7 @@ from model.devices.cpu.products import (
     step_multiply,
 )
 from model.layers.feed_forward import FeedForward
+from model.layers.ops import Ops
 
 
 class CpuFeedForward(FeedForward):
@@ -28,9 +29,9 @@ class CpuFeedForward(FeedForward):
         steps_in_numpy: whether :meth:`step_rows` may be called.
     """
 
-    def __init__(self, block: nn.Module, device: Device) -> None:
-        super().__init__(block, device)
-        self._crew = device.crew
+    def __init__(self, block: nn.Module, ops: Ops, crew: Crew) -> None:
+        super().__init__(block, ops)
+        self._crew = crew
         layers = [] if self.mlp is None else [*self.mlp.inputs.layers, self.mlp.output]
         self._can_multiply = bool(layers) and can_multiply(*layers)
         self.steps_in_numpy = bool(layers) and all(map(is_plain, layers))

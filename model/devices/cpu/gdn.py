@@ -1,109 +1,74 @@
-"""The gated delta rule over many tokens of some heads, in NumPy on the calling thread.
-
-The mathematics and the names are those of :mod:`model.layers.gdn`. U and W are solved for, 16 rows after
-16 rows, where that multiplies by an inverse.
-"""
+"""A GDN layer on the CPU in NumPy: prompts on all cores, and steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
+import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
-from model.devices.cpu.products import Array
+from model.checkpoint.config import ModelConfig
+from model.devices.cpu.crew import Crew
+from model.devices.cpu.gdn_rows import MixWeights, Rows, mix, step, window_after
+from model.devices.cpu.rows import (
+    MANY_ROWS,
+    Array,
+    can_multiply,
+    is_plain,
+    matrix,
+    multiply,
+    step_multiply,
+)
+from model.layers.gdn import Gdn
+from model.layers.ops import Ops
+from model.state import Recurrent
 
-CHUNK = 64
-_BLOCK = 16
-# Added to a difference of log decays, it leaves nothing of what a later token would give an earlier one.
-_PAST = np.where(np.tri(CHUNK, dtype=bool), 0.0, -np.inf).astype(np.float32)
 
+class CpuGdn(Gdn):
+    """See :class:`Gdn`, which takes short prompts and layers of other kinds (LoRA).
 
-def delta_rule(
-    q: Array,
-    k: Array,
-    v: Array,
-    log_decay: Array,
-    beta: Array,
-    state: Array,
-    captures: Mapping[int, Array],
-) -> Array:
-    """Feed N * 64 tokens; those of the padding at the end are zero in every argument and change nothing.
-
-    Args:
-        q, k: [G, N * 64, Dk], normalised, q scaled.
-        v: [G * R, N * 64, Dv]; value head h reads key head h // R.
-        log_decay, beta: [G * R, N * 64].
-        state: [G * R, Dv, Dk]; it advances in place.
-        captures: by token count, where to put the state after so many, each like ``state``.
-
-    Returns:
-        Outputs [G * R, N * 64, Dv].
+    Attributes:
+        steps_in_numpy: whether :meth:`step_rows` may be called.
     """
-    n_keys, n_tokens, dk = k.shape
-    n_heads, _, dv = v.shape
-    chunks = (n_tokens // CHUNK, CHUNK)
-    grouped = (n_keys, n_heads // n_keys, *chunks)
-    q, k = (x.reshape(n_keys, 1, *chunks, dk) for x in (q, k))
-    values, beta = v.reshape(*grouped, dv), beta.reshape(*grouped, 1)
-    total = np.cumsum(log_decay.reshape(grouped), axis=-1)  # [G, R, N, C]
-    decay = total[..., :, None] - total[..., None, :]
-    decay += _PAST
-    np.exp(decay, out=decay)  # [G, R, N, C, C]
-    since_start = np.exp(total)[..., None]
-    to_end = np.exp(total[..., -1:] - total)[..., None]
 
-    kt = k.swapaxes(-1, -2)
-    a = k @ kt * decay
-    a *= beta
-    solved = np.empty((*grouped, dv + dk), np.float32)
-    np.multiply(values, beta, out=solved[..., :dv])
-    np.multiply(k, beta * since_start, out=solved[..., dv:])
-    _solve(a, solved)
-    decay *= q @ kt
-    by_head = (n_heads, *chunks, -1)
-    reading, writing = ((scale * x).reshape(by_head) for scale, x in ((since_start, q), (to_end, k)))
-    solved, decay, since_start = (x.reshape(by_head) for x in (solved, decay, since_start))
-    news, w = solved[..., :dv], solved[..., dv:]
+    def __init__(self, block: nn.Module, config: ModelConfig, ops: Ops, crew: Crew) -> None:
+        super().__init__(block, config, ops)
+        self._crew = crew
+        self._can_multiply = can_multiply(*self._inputs.layers, block.out_proj)
+        self.steps_in_numpy = all(map(is_plain, (*self._inputs.layers, block.out_proj)))
+        if self.steps_in_numpy:
+            self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
+            self._step_output = matrix(block.out_proj)
+        taps, rate, bias, norm = (
+            np.asarray(x.astype(mx.float32))
+            for x in (self._taps, self._decay_rate, block.dt_bias, block.norm.weight)
+        )
+        self._weights = MixWeights(taps, rate, bias, norm, block.norm.eps)
 
-    out = np.empty((n_heads, *chunks, dv), np.float32)
-    for n in range(chunks[0]):
-        turned = state.swapaxes(-1, -2)
-        new = news[:, n]
-        new -= w[:, n] @ turned
-        np.matmul(reading[:, n], turned, out=out[:, n])
-        for position, captured in captures.items():
-            r = position - 1 - n * CHUNK
-            if 0 <= r < CHUNK:
-                weight = np.exp(total[..., n, r : r + 1] - total[..., n, : r + 1])[..., None]
-                kept = (weight * k[..., n, : r + 1, :]).reshape(n_heads, r + 1, dk)
-                captured[...] = since_start[:, n, r, :, None] * state
-                captured += new[:, : r + 1].swapaxes(-1, -2) @ kept
-        state *= since_start[:, n, -1:]
-        state += new.swapaxes(-1, -2) @ writing[:, n]
-    out += decay @ news
-    return out.reshape(n_heads, n_tokens, dv)
+    def prefill(
+        self, x: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        n_tokens = x.shape[1]
+        if n_tokens < MANY_ROWS or not self._can_multiply:
+            return super().prefill(x, past, capture_at)
+        inputs = np.asarray(x)[0]
+        rows = Rows(
+            *self._inputs.split([multiply(inputs, matrix(p), self._crew) for p in self._inputs.layers])
+        )
+        window, state = np.asarray(past.window)[0], np.asarray(past.matrix)[0]
+        mixed, last, captured = mix(rows, window, state, capture_at, self._weights, self._config, self._crew)
+        out = multiply(mixed, matrix(self._block.out_proj), self._crew)
+        states = [
+            Recurrent(mx.array(window_after(window, rows.qkv, end))[None], mx.array(found)[None])
+            for end, found in zip([*capture_at, n_tokens], [*captured, last], strict=True)
+        ]
+        return mx.array(out)[None], states[-1], states[:-1]
 
-
-def _solve(a: Array, x: Array) -> None:
-    """Solve (I + A) X = B in place of B [..., C, m], A [..., C, C] read strictly below its diagonal."""
-    inverses = _diagonal_inverses(a)  # [..., C / 16, 16, 16]
-    for b in range(CHUNK // _BLOCK):
-        here = slice(b * _BLOCK, (b + 1) * _BLOCK)
-        rest = x[..., here, :]
-        if b:
-            rest -= a[..., here, : here.start] @ x[..., : here.start, :]
-        rest[...] = inverses[..., b, :, :] @ rest
-
-
-def _diagonal_inverses(a: Array) -> Array:
-    """(I + A_bb)^-1 of the 16 x 16 blocks on the diagonal, by forward substitution in all at once."""
-    *batch, size, _ = a.shape
-    n_blocks = size // _BLOCK
-    blocks = a.reshape(*batch, n_blocks, _BLOCK, n_blocks, _BLOCK)
-    diagonal = np.stack([blocks[..., b, :, b, :] for b in range(n_blocks)], axis=-3)
-    below = np.ascontiguousarray(diagonal.reshape(-1, _BLOCK, _BLOCK).transpose(1, 2, 0))  # [16, 16, n]
-    inverse = np.zeros_like(below)
-    inverse[range(_BLOCK), range(_BLOCK)] = 1.0
-    for j in range(_BLOCK - 1):
-        inverse[j + 1 :, : j + 1] -= below[j + 1 :, j, None] * inverse[j, : j + 1]
-    return np.ascontiguousarray(inverse.transpose(2, 0, 1)).reshape(diagonal.shape)
+    def step_rows(self, x: Array, past: Recurrent) -> tuple[Array, Recurrent]:
+        """:meth:`step` of rows [B, H]."""
+        rows = Rows(*self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs]))
+        window, state = np.asarray(past.window), np.asarray(past.matrix)
+        mixed, window, state = step(rows, window, state, self._weights, self._config)
+        out = step_multiply(mixed, self._step_output, self._crew)
+        return out, Recurrent(mx.array(window), mx.array(state))

@@ -14,19 +14,18 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from model.devices.cpu.attention import CpuAttention
 from model.devices.cpu.crew import Crew
 from model.devices.cpu.feed_forward import CpuFeedForward
-from model.devices.cpu.full_attention import CpuAttention
-from model.devices.cpu.linear_attention import CpuLinearAttention
-from model.devices.cpu.norm import RmsNorm
-from model.devices.cpu.products import is_plain, matrix, step_multiply
+from model.devices.cpu.gdn import CpuGdn
+from model.devices.cpu.rows import RmsNorm, is_plain, matrix, step_multiply
 from model.layers.attention import StepGroup
-from model.layers.block import Block
+from model.layers.network import Block
 from model.state import Recurrent
 
 
 class CpuStep:
-    """One token to each of B sequences; see ``Forward._step``.
+    """One token to each of B sequences; see :data:`model.layers.network.Step`.
 
     Args:
         model: mlx-lm's, for the embedding and the norms.
@@ -37,10 +36,10 @@ class CpuStep:
 
     def __init__(self, model: nn.Module, blocks: Sequence[Block], head: nn.Module, crew: Crew) -> None:
         self._embedding = np.asarray(model.embed_tokens.weight)
-        self._layers: list[tuple[RmsNorm, CpuAttention | CpuLinearAttention, RmsNorm, CpuFeedForward]] = []
+        self._layers: list[tuple[RmsNorm, CpuAttention | CpuGdn, RmsNorm, CpuFeedForward]] = []
         for layer, block in zip(model.layers, blocks, strict=True):
             norm, norm_inside = RmsNorm(layer.input_layernorm), RmsNorm(layer.post_attention_layernorm)
-            assert isinstance(block.mixer, CpuAttention | CpuLinearAttention)
+            assert isinstance(block.mixer, CpuAttention | CpuGdn)
             assert isinstance(block.feed_forward, CpuFeedForward)
             self._layers.append((norm, block.mixer, norm_inside, block.feed_forward))
         self._last_norm = RmsNorm(model.norm)
@@ -54,7 +53,7 @@ class CpuStep:
     def takes(model: nn.Module, blocks: Sequence[Block], head: nn.Module) -> bool:
         """Whether all weights are plain float32 matrices: no adapters, experts or packed numbers."""
         halves = [half for block in blocks for half in (block.mixer, block.feed_forward)]
-        kinds = CpuAttention | CpuLinearAttention | CpuFeedForward
+        kinds = CpuAttention | CpuGdn | CpuFeedForward
         are_plain = all(isinstance(half, kinds) and half.steps_in_numpy for half in halves)
         return are_plain and type(model.embed_tokens) is nn.Embedding and is_plain(head)
 
@@ -64,7 +63,7 @@ class CpuStep:
         standings = [] if self._attention is None else [self._attention.standing(group) for group in groups]
         n_full, n_linear = count(), count()
         for norm, mixer, norm_inside, feed_forward in self._layers:
-            if isinstance(mixer, CpuLinearAttention):
+            if isinstance(mixer, CpuGdn):
                 i = next(n_linear)
                 mixed, recurrent[i] = mixer.step_rows(norm(x), recurrent[i])
             else:

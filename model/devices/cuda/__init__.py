@@ -1,1 +1,1 @@
-"""What a layer computes between its matrix products, as CUDA kernels."""
+"""All that is special to CUDA: layers and the decode step around kernels of our own."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from model.devices.cuda.few_rows import Norm, can_multiply, matrix_of, multiply
-from model.devices.cuda.pointwise import swiglu
-from model.layers.linear import Apply
+from model.devices.cuda.kernels.few_rows import Norm, can_multiply, matrix_of, multiply
+from model.devices.cuda.kernels.pointwise import swiglu
+from model.layers.projection import Apply
 
 
 class Product:

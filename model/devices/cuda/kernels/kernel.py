@@ -9,7 +9,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from model.devices.cuda.compiler import loaded_compiler, own_architecture
+from model.devices.cuda.kernels.compiler import loaded_compiler, own_architecture
 
 Constants = dict[str, int | float | mx.Dtype]
 Outputs = Sequence[tuple[Sequence[int], mx.Dtype]]

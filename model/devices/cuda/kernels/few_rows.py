@@ -12,8 +12,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from model.devices.cuda.kernel import Kernel
-from model.devices.cuda.tensor_core import TENSOR_CORE, has_tensor_cores
+from model.devices.cuda.kernels.kernel import Kernel
+from model.devices.cuda.kernels.tensor_core import TENSOR_CORE, has_tensor_cores
 
 MOST_ROWS = 32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from model.devices.cuda.kernel import Kernel
+from model.devices.cuda.kernels.kernel import Kernel
 
 _THREADS = 256
 

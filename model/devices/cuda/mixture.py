@@ -6,13 +6,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from model.device import Device
-from model.devices.cuda import few_experts
-from model.devices.cuda.few_rows import Matrix
+from model.devices.cuda.kernels import few_experts
+from model.devices.cuda.kernels.few_rows import Matrix
 from model.devices.cuda.product import Product
-from model.layers.linear import unpacked
-from model.layers.mlp import Mlp
-from model.layers.projection import Projection
+from model.layers.feed_forward import FeedForward, Mlp
+from model.layers.ops import Ops
+from model.layers.projection import Projection, unpacked
 
 # Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
 # step. More are sorted by expert and multiplied in groups: MLX's grouped product reads a matrix once for all
@@ -24,22 +23,23 @@ class Mixture:
     """Reads weights from ``block``, mlx-lm's sparse block.
 
     Args:
-        device: what the products are computed with.
+        ops: what the products are computed with that no kernel takes.
+        uses_kernels: few tokens go through kernels where these take the weights.
     """
 
-    def __init__(self, block: nn.Module, device: Device) -> None:
-        self._router = Projection(block, ["gate", "shared_expert_gate"], device.apply)
-        self._inputs = Projection(block.switch_mlp, ["gate_proj", "up_proj"], device.apply)
+    def __init__(self, block: nn.Module, ops: Ops, *, uses_kernels: bool = True) -> None:
+        self._router = Projection(block, ["gate", "shared_expert_gate"], ops.apply)
+        self._inputs = Projection(block.switch_mlp, ["gate_proj", "up_proj"], ops.apply)
         self._output = block.switch_mlp.down_proj
-        self._swiglu = device.swiglu
-        self._shared = Mlp(block.shared_expert, device)
-        self._widen_shared = Product(self._shared.inputs.layers, device.apply, is_gated=True)
-        self._narrow_shared = Product([self._shared.output], device.apply)
+        self._swiglu = ops.swiglu
+        self._shared = Mlp(block.shared_expert, ops)
+        self._widen_shared = Product(self._shared.inputs.layers, ops.apply, is_gated=True)
+        self._narrow_shared = Product([self._shared.output], ops.apply)
         self._n_chosen: int = block.top_k
         self._is_normalised: bool = block.norm_topk_prob
         experts = [few_experts.experts_of(layer) for layer in (*self._inputs.layers, self._output)]
         self._kernels: tuple[Matrix, Matrix] | None = None
-        if device.kind == "cuda" and few_experts.can_route(self._n_chosen) and len(experts) == 2:
+        if uses_kernels and few_experts.can_route(self._n_chosen) and len(experts) == 2:
             inputs, output = experts
             self._kernels = None if inputs is None or output is None else (inputs, output)
 
@@ -93,6 +93,21 @@ class Mixture:
             return _product(layer, x, chosen, is_sorted=is_sorted)
 
         return apply(self._output, self._swiglu(self._inputs.applied_by(apply), rows))
+
+
+class CudaFeedForward(FeedForward):
+    """See :class:`FeedForward`.
+
+    Attributes:
+        experts: the mixture of a layer that has experts.
+    """
+
+    def __init__(self, block: nn.Module, ops: Ops) -> None:
+        super().__init__(block, ops)
+        self.experts = Mixture(block, ops) if self.mlp is None else None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(x) if self.experts is None else self.experts(x)
 
 
 def _product(layer: nn.Module, x: mx.array, chosen: mx.array, *, is_sorted: bool) -> mx.array:

@@ -13,12 +13,13 @@ from itertools import count
 import mlx.core as mx
 import mlx.nn as nn
 
-from model.device import Device
-from model.devices.cuda.full_attention import CudaAttention, Heads, positions_of
-from model.devices.cuda.linear_attention import CudaLinearAttention
+from model.devices.cuda.attention import CudaAttention, Heads, positions_of
+from model.devices.cuda.gdn import CudaGdn
+from model.devices.cuda.mixture import CudaFeedForward
 from model.devices.cuda.product import Product
 from model.layers.attention import StepGroup
-from model.layers.block import Block
+from model.layers.network import Block
+from model.layers.ops import Ops
 from model.state import Recurrent
 
 Arrays = list[mx.array]
@@ -27,17 +28,18 @@ Arrays = list[mx.array]
 class _Layer:
     """A layer over rows [B, H] before its first norm: products, each with the norm or the sum at its side."""
 
-    def __init__(self, block: Block, norm: nn.Module, norm_inside: nn.Module, device: Device) -> None:
-        assert isinstance(block.mixer, CudaLinearAttention | CudaAttention)
+    def __init__(self, block: Block, norm: nn.Module, norm_inside: nn.Module, ops: Ops) -> None:
+        assert isinstance(block.mixer, CudaGdn | CudaAttention)
+        assert isinstance(block.feed_forward, CudaFeedForward)
         self.mixer = block.mixer
-        self.enter = Product(block.mixer.inputs.layers, device.apply, norm=norm)
-        self.leave = Product([block.mixer.output], device.apply)
+        self.enter = Product(block.mixer.inputs.layers, ops.apply, norm=norm)
+        self.leave = Product([block.mixer.output], ops.apply)
         self._norm_inside = norm_inside
         self._experts = block.feed_forward.experts
         mlp = block.feed_forward.mlp
         if mlp is not None:
-            self._widen = Product(mlp.inputs.layers, device.apply, norm=norm_inside, is_gated=True)
-            self._narrow = Product([mlp.output], device.apply)
+            self._widen = Product(mlp.inputs.layers, ops.apply, norm=norm_inside, is_gated=True)
+            self._narrow = Product([mlp.output], ops.apply)
 
     def end(self, x: mx.array, mixed: mx.array) -> mx.array:
         """The layer's input and what its mixer's output projection is applied to, to the layer's output."""
@@ -63,23 +65,23 @@ class _Segment:
 
 
 class CompiledStep:
-    """One token to each of B sequences; see ``Forward._step``.
+    """One token to each of B sequences; see :data:`model.layers.network.Step`.
 
     Args:
         model: mlx-lm's, for the embeddings and the norms.
         blocks: the layers.
         head: [..., H] to [..., V].
-        device: what the products that no kernel takes are computed with.
+        ops: what the products that no kernel takes are computed with.
     """
 
-    def __init__(self, model: nn.Module, blocks: Sequence[Block], head: nn.Module, device: Device) -> None:
+    def __init__(self, model: nn.Module, blocks: Sequence[Block], head: nn.Module, ops: Ops) -> None:
         self._embed = model.embed_tokens
-        self._head = Product([head], device.apply, norm=model.norm, dtype=mx.float32)
+        self._head = Product([head], ops.apply, norm=model.norm, dtype=mx.float32)
         self._segments: list[_Segment] = []
         before: _Layer | None = None
         inside: list[_Layer] = []
         for block, module in zip(blocks, model.layers, strict=True):
-            layer = _Layer(block, module.input_layernorm, module.post_attention_layernorm, device)
+            layer = _Layer(block, module.input_layernorm, module.post_attention_layernorm, ops)
             if isinstance(layer.mixer, CudaAttention):
                 self._segments.append(self._segment(before, inside, layer))
                 before, inside = layer, []
@@ -90,7 +92,7 @@ class CompiledStep:
     @staticmethod
     def takes(blocks: Sequence[Block]) -> bool:
         """Whether every layer is one that can be cut where it appends rows."""
-        return all(isinstance(block.mixer, CudaLinearAttention | CudaAttention) for block in blocks)
+        return all(isinstance(block.mixer, CudaGdn | CudaAttention) for block in blocks)
 
     def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """ids [B] to logits [B, V], lazily; the states advance."""
@@ -123,7 +125,7 @@ class CompiledStep:
                 x = before.end(first, mixed)
             after: Arrays = []
             for i, layer in enumerate(inside):
-                assert isinstance(layer.mixer, CudaLinearAttention)
+                assert isinstance(layer.mixer, CudaGdn)
                 past = Recurrent(*rest[2 * i : 2 * i + 2])
                 mixed, state = layer.mixer.mix_step(layer.enter(x), past)
                 x = layer.end(x, mixed)

@@ -60,17 +60,20 @@ def use_openblas() -> bool:
 def use_one_thread(*, for_mlx: bool) -> None:
     """Keep NumPy's OpenBLAS, and MLX's too if ``for_mlx``, to the calling thread.
 
-    Prompts are read by threads that each call NumPy (``model/devices/cpu``). An OpenBLAS that starts threads
-    of its own beside them takes their cores away: its threads go on looking for work for a while after
-    each product. So do those of MLX's, which gain nothing in steps over weights that fit the caches.
+    Prompts are read by threads that each call NumPy (:mod:`model.devices.cpu.crew`). An OpenBLAS that starts
+    threads of its own beside them takes their cores away: its threads go on looking for work for a while
+    after each product. So do those of MLX's, which gain nothing in steps over weights that fit the caches.
     """
-    numpy = util.find_spec("numpy")
-    if numpy is not None and numpy.origin is not None:
-        for library in (Path(numpy.origin).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so"):
-            ctypes.CDLL(str(library)).scipy_openblas_set_num_threads64_(1)
-    library_of_mlx = _openblas_path()
-    if for_mlx and library_of_mlx is not None:
-        ctypes.CDLL(str(library_of_mlx)).scipy_openblas_set_num_threads(1)
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController().select(internal_api="openblas")
+    of_mlx = _openblas_path()
+    kept = [
+        library.filepath
+        for library in libraries.lib_controllers
+        if for_mlx or of_mlx is None or not of_mlx.samefile(library.filepath)
+    ]
+    libraries.select(filepath=kept).limit(limits=1)
 
 
 def alias_library(addresses: dict[str, int], machine: int) -> bytes:

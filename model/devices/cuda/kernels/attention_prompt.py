@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from model.devices.cuda.kernel import Kernel
-from model.layers.softmax_attention import query_blocks
+from model.devices.cuda.kernels.kernel import Kernel
+from model.layers.attention import query_blocks
 
 _FUSED_WIDTH = 128  # the widest head that MLX hands to cuDNN
 _MOST_ROWS, _FEWEST_ROWS = 1024, 64

@@ -8,22 +8,22 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
-from model.device import Device
-from model.devices.cuda.gdn_prefill import TAPS, GdnShape, GdnWeights, can_walk, capture, walk
-from model.devices.cuda.gdn_step import step
-from model.layers.linear_attention import LinearAttention
+from model.devices.cuda.kernels.gdn_prompt import TAPS, GdnShape, GdnWeights, can_walk, capture, walk
+from model.devices.cuda.kernels.gdn_step import step
+from model.layers.gdn import Gdn
+from model.layers.ops import Ops
 from model.state import Recurrent
 
 
-class CudaLinearAttention(LinearAttention):
-    """See :class:`LinearAttention`, which takes the prompts whose shapes the kernels do not.
+class CudaGdn(Gdn):
+    """See :class:`Gdn`, which takes the prompts whose shapes the kernels do not.
 
     Attributes:
         inputs, output: the projections around the kernels.
     """
 
-    def __init__(self, block: nn.Module, config: ModelConfig, device: Device) -> None:
-        super().__init__(block, config, device)
+    def __init__(self, block: nn.Module, config: ModelConfig, ops: Ops) -> None:
+        super().__init__(block, config, ops)
         self.inputs, self.output = self._inputs, block.out_proj
         self._shape = GdnShape(
             config.n_key_heads,
@@ -57,12 +57,12 @@ class CudaLinearAttention(LinearAttention):
         missing = window.shape[0] - tail.shape[0]
         if missing:
             tail = mx.concatenate([window[-missing:], tail])
-        out = self._device.apply(self.output, walked.out[None])
+        out = self._ops.apply(self.output, walked.out[None])
         return out, Recurrent(tail[None], walked.state[None]), captured
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         mixed, state = self.mix_step(self.inputs.joined(x)[:, 0], past)
-        return self._device.apply(self.output, mixed[:, None]), state
+        return self._ops.apply(self.output, mixed[:, None]), state
 
     def mix_step(self, rows: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """One token of each of B sequences between the projections: [B, width] to [B, Hv * Dv] and the

@@ -1,9 +1,9 @@
 """A GDN layer over many tokens, between its projections, in four kernels; a fifth takes states on the way.
 
-Names as in :mod:`model.layers.gdn`, of which this is the same mathematics. Two things differ. Each chunk's
-(I + A) is not inverted: U and W come by forward substitution, a column a thread. And everything from the
-rows of the input projections to those of the output projection is computed in float32 where it is used, so
-that no q, k, decay matrix or output is written in float32 in between.
+Names as in :mod:`model.layers.delta_rule`, of which this is the same mathematics. Two things differ. Each
+chunk's (I + A) is not inverted: U and W come by forward substitution, a column a thread. And everything
+from the rows of the input projections to those of the output projection is computed in float32 where it is
+used, so that no q, k, decay matrix or output is written in float32 in between.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from model.devices.cuda.kernel import Constants, Kernel
+from model.devices.cuda.kernels.kernel import Constants, Kernel
 
 CHUNK = 64
 TAPS = 4
@@ -497,7 +497,7 @@ class GdnShape(NamedTuple):
         return self.n_channels + self.n_value_heads * self.value_head_dim + 2 * self.n_value_heads
 
     def constants(self, dtype: mx.Dtype) -> Constants:
-        """The constants that every kernel here and in :mod:`model.devices.cuda.gdn_step` reads."""
+        """The constants that every kernel here and in :mod:`model.devices.cuda.kernels.gdn_step` reads."""
         return {
             "T": dtype,
             "HK": self.n_key_heads,

@@ -13,8 +13,8 @@ import numpy as np
 
 from model.checkpoint.config import ModelConfig
 from model.devices.cpu.crew import Crew
-from model.devices.cpu.gdn import CHUNK, delta_rule
-from model.devices.cpu.products import Array, one_plus_exp_minus, silu
+from model.devices.cpu.delta_rule import CHUNK, delta_rule
+from model.devices.cpu.rows import Array, one_plus_exp_minus, silu
 
 _PART = 512  # tokens at once, and
 _MOST_HEADS = 2  # key heads: what a thread has in hand then nearly fits a core's cache
@@ -88,7 +88,7 @@ def mix(
 def step(
     rows: Rows, window: Array, state: Array, weights: MixWeights, config: ModelConfig
 ) -> tuple[Array, Array, Array]:
-    """Feed one token to each of B sequences; the mathematics is that of ``model.layers.gdn.delta_rule_step``.
+    """Feed one token to each of B sequences; see :func:`model.layers.delta_rule.delta_rule_step`.
 
     Args:
         rows: of the B tokens.

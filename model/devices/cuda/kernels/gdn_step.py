@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from model.devices.cuda.gdn_prefill import GdnShape, GdnWeights
-from model.devices.cuda.kernel import Kernel
+from model.devices.cuda.kernels.gdn_prompt import GdnShape, GdnWeights
+from model.devices.cuda.kernels.kernel import Kernel
 
 _THREADS = 512
 

@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from model.devices.cuda.few_rows import Matrix
-from model.devices.cuda.kernel import Constants, Kernel
+from model.devices.cuda.kernels.few_rows import Matrix
+from model.devices.cuda.kernels.kernel import Constants, Kernel
 
 _WARPS = 8
 _MOST_CHOSEN = 32  # one for each lane that writes them

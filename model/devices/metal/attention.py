@@ -1,0 +1,30 @@
+"""Attention on Metal: MLX's fused kernels, of prompts over wide heads in blocks of queries."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from model.layers.attention import query_blocks
+from model.layers.ops import Mask, fused_attention
+
+# The widest heads of which MLX has a fused kernel for prompts, the longest steps that its kernel for steps
+# takes, how many scores may be in memory at once, and the fewest rows of a block.
+_FUSED_WIDTH = 128
+_STEP_QUERIES = 8
+_MOST_SCORES = 1 << 27
+_FEWEST_ROWS = 8
+
+
+def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
+    """A prompt over wide heads in blocks of queries: MLX writes out all of its scores there, 4 GB a layer for
+    2,048 tokens after 64,000."""
+    _, n_heads, n_queries, dim = q.shape
+    if not isinstance(mask, str) or dim <= _FUSED_WIDTH or n_queries <= _STEP_QUERIES:
+        return fused_attention(q, k, v, scale, mask)
+    n_keys = k.shape[2]
+    n_rows = max(_FEWEST_ROWS, _MOST_SCORES // (n_heads * n_keys))
+    outs = [
+        fused_attention(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], scale, mask)
+        for rows, seen in query_blocks(n_queries, n_keys, n_rows)
+    ]
+    return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
