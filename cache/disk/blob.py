@@ -75,9 +75,10 @@ def read(path: Path) -> bytes:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise DamagedBlobError("it is missing") from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise DamagedBlobError("it is no file")
     with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise DamagedBlobError("it is no file")
         return file.read()
 
 

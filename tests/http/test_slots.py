@@ -62,6 +62,23 @@ def test_statistics_tell_the_load_and_the_totals(server: Live) -> None:
     assert 0 < numbers["bytes"] <= numbers["budget_bytes"]
 
 
+def test_x1_another_tenants_slot_is_as_unknown_as_one_that_does_not_exist() -> None:
+    with live_demo(Settings(api_keys=("one", "two"))) as running:
+        owner, stranger = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+        body = {"messages": [QUESTION], "max_tokens": 2, "prompt_cache_key": "chat"}
+        first = running.http.post("/v1/chat/completions", json=body, headers=owner).json()
+        path = f"/v1/slots/{first['crossturn']['slot']}"
+        for answer in (
+            running.http.get(path, headers=stranger),
+            running.http.delete(path, headers=stranger),
+            running.http.post(f"{path}/fork", json={"session_id": "mine"}, headers=stranger),
+        ):
+            assert answer.status_code == 404
+            assert error_of(answer)["code"] == "slot_not_found"
+        again = running.http.post("/v1/chat/completions", json=body, headers=owner).json()
+        assert again["crossturn"]["reused_tokens"] > 0
+
+
 def test_metrics_count_what_happened(server: Live) -> None:
     ask(server, QUESTION, max_tokens=2)
     lines = server.http.get("/metrics").text.splitlines()
