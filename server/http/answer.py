@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -19,6 +20,8 @@ from server.turn.reply import Replies
 
 CLIENT_GONE = 499
 """nginx's status for a client that left; nobody sees it but the middleware."""
+PLAN_HEADER = "X-Crossturn-Plan"
+"""For clients that look at headers only: the ``crossturn`` object as JSON, in ASCII."""
 
 
 class ReplyEncoder(StreamManners, Protocol):
@@ -47,7 +50,7 @@ class Answer:
     """A composed request on its way out.
 
     Attributes:
-        headers: of the response, besides ``X-Request-Id``.
+        headers: of the response, besides ``X-Request-Id`` and the plan.
         on_delivered: called when the last event was encoded.
     """
 
@@ -59,17 +62,24 @@ class Answer:
 
     async def send(self, request: Request, settings: Settings, *, stream: bool) -> Response:
         """The response: a stream, or the whole body once it is there."""
-        headers = {"X-Request-Id": self.run.record.id, **self.headers}
         if stream:
             return EventStream(
                 self._frames(),
                 self.encoder,
-                headers=headers,
+                headers=self._headers,
                 keep_alive_s=settings.keep_alive_seconds,
                 stall_s=settings.stall_seconds,
             )
         body = await run_until_disconnect(self._body(), request.receive)
-        return Response(status_code=CLIENT_GONE) if body is None else JSONResponse(body, headers=headers)
+        if body is None:
+            return Response(status_code=CLIENT_GONE)
+        return JSONResponse(body, headers=self._headers())
+
+    def _headers(self) -> dict[str, str]:
+        """The plan is among them as soon as there is one."""
+        plans = self.encoder.replies.plans
+        plan = {PLAN_HEADER: json.dumps(asdict(plans[0]))} if plans else {}
+        return {"X-Request-Id": self.run.record.id, **plan, **self.headers}
 
     async def _frames(self) -> AsyncGenerator[Frame, None]:
         async with aclosing(self.run.events(self.generations)) as events:

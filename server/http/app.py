@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from server.anthropic.dialect import ANTHROPIC
 from server.http.failures import Failures
 from server.http.gateway import Gateway
 from server.http.openapi import document
@@ -17,8 +18,8 @@ from server.page.page import read_page
 from server.page.page import router as page_files
 from server.responses.dialect import RESPONSES
 
-DIALECTS = (OPENAI, RESPONSES, NATIVE)
-"""All rooms of endpoints that are served."""
+DIALECTS = (ANTHROPIC, OPENAI, RESPONSES, NATIVE)
+"""All rooms of endpoints that are served; of two that have the same path, the first is asked first."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,6 +70,7 @@ class EventStream(Response):
     Args:
         frames: in order; closed when the client goes away.
         manners: the dialect's.
+        headers: asked for when the first frame or keep-alive is sent.
         keep_alive_s: send a keep-alive when nothing else was sent for so long.
         stall_s: close the connection when the client takes no bytes for so long.
     """
@@ -79,11 +80,12 @@ class EventStream(Response):
         frames: AsyncGenerator[Frame, None],
         manners: StreamManners,
         *,
-        headers: Mapping[str, str],
+        headers: Callable[[], Mapping[str, str]],
         keep_alive_s: float,
         stall_s: float,
     ) -> None:
-        super().__init__(headers=headers, media_type="text/event-stream")
+        super().__init__(media_type="text/event-stream")
+        self._late_headers = headers
         self._frames = frames
         self._manners = manners
         self._keep_alive_s = keep_alive_s
@@ -96,8 +98,7 @@ class EventStream(Response):
         await run_until_disconnect(self._stream(send), receive)
 
     async def _stream(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        wire = _Wire(send, start, self._manners.keep_alive)
+        wire = _Wire(send, self._start, self._manners.keep_alive)
 
         def stalled() -> None:
             if wire.is_sending:
@@ -117,6 +118,10 @@ class EventStream(Response):
                 log.warning("a client took no bytes for %g s: its stream is closed", self._stall_s)
             finally:
                 wire.close()
+
+    def _start(self) -> Message:
+        self.headers.update(self._late_headers())
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
     async def _encoded(self, wire: _Wire) -> AsyncGenerator[bytes]:
         try:
@@ -138,11 +143,11 @@ class _Wire:
     A keep-alive is sent beside the stream, whose task waits for its next frame meanwhile; frames wait for it.
 
     Args:
-        start: what is sent before the first of them.
+        start: makes what is sent before the first of them.
         keep_alive: the bytes of a keep-alive.
     """
 
-    def __init__(self, send: Send, start: Message, keep_alive: bytes) -> None:
+    def __init__(self, send: Send, start: Callable[[], Message], keep_alive: bytes) -> None:
         self._send = send
         self._start = start
         self._keep_alive = keep_alive
@@ -165,7 +170,7 @@ class _Wire:
         async with self._turn:
             if not self.has_begun:
                 self.has_begun = True
-                await self._send(self._start)
+                await self._send(self._start())
             await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ from server.settings import Settings
 from server.turn.names import named_as
 from server.turn.sampling import sampling_params
 from server.turn.served import Served
-from server.turn.thinking import plan_thinking
-from server.turn.tools import tool_use_of
+from server.turn.thinking import ThinkingPlan, plan_thinking
+from server.turn.tools import ToolUse, tool_use_of
 from server.turn.turn import Turn
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -54,18 +54,11 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
     """
     with named_as(turn.names):
         served.check_name(turn.model)
-        _check_kwargs(turn)
-        thinking = plan_thinking(turn.thinking, settings.thinking, served.chat.variables)
-        use = tool_use_of(turn, served.tokens.controls)
-        conversation = Conversation(
-            messages=turn.messages,
-            tools=use.tools,
-            template_kwargs={**_kwargs_of(turn), **thinking.template_kwargs},
-            continues=_continues(turn),
-        )
+        thinking, use = _thinking(turn, served, settings), tool_use_of(turn, served.tokens.controls)
+        conversation = _conversation(turn, use, thinking)
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
-            tools=None if use.tools is None else tuple(use.tools),
+            tools=None if use.readable is None else tuple(use.readable),
             grammar=use.grammar,
             max_thought_tokens=thinking.max_tokens,
         )
@@ -73,14 +66,42 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
     return ComposedTurn(turn, conversation, generation)
 
 
-def render(conversation: Conversation, served: Served) -> RenderedPrompt:
-    """The prompt; one that is longer than the context is refused."""
+def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
+    """The tokens of a turn's prompt, however many the context may have.
+
+    Raises:
+        InputError: the turn cannot be rendered; names the field as the dialect does.
+        NotFoundError: it asks for another model.
+    """
+    with named_as(turn.names):
+        served.check_name(turn.model)
+        use = tool_use_of(turn, served.tokens.controls)
+        conversation = _conversation(turn, use, _thinking(turn, served, settings))
+        return len(render(conversation, served, is_limited=False).ids)
+
+
+def _thinking(turn: Turn, served: Served, settings: Settings) -> ThinkingPlan:
+    return plan_thinking(turn.thinking, settings.thinking, served.chat.variables)
+
+
+def _conversation(turn: Turn, use: ToolUse, thinking: ThinkingPlan) -> Conversation:
+    _check_kwargs(turn)
+    return Conversation(
+        messages=turn.messages,
+        tools=use.tools,
+        template_kwargs={**_kwargs_of(turn), **thinking.template_kwargs},
+        continues=_continues(turn),
+    )
+
+
+def render(conversation: Conversation, served: Served, *, is_limited: bool = True) -> RenderedPrompt:
+    """The prompt; one that is longer than the context is refused where it ``is_limited``."""
     return served.chat.render(
         conversation.messages,
         tools=conversation.tools,
         template_kwargs=conversation.template_kwargs,
         continue_final=conversation.continues,
-        max_tokens=served.info.context_length,
+        max_tokens=served.info.context_length if is_limited else None,
     )
 
 

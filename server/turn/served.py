@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.errors import InputError
+from model.errors import PromptTooLongError
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
 from server.client import ModelInfo
@@ -113,15 +113,10 @@ class Served:
         """How many reply tokens a prompt of ``n_prompt`` may have: ``n_wanted``, or what fits if less.
 
         Raises:
-            InputError: the prompt leaves no room for a single token.
+            PromptTooLongError: the prompt leaves no room for a single token.
         """
         limit = self.info.context_length
         if n_prompt >= limit:
-            raise InputError(
-                f"This model's maximum context length is {limit} tokens, reply included. However, "
-                f"your prompt has {n_prompt} tokens. Please shorten it.",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise PromptTooLongError(n_prompt, limit, param=param)
         room = limit - n_prompt
         return room if n_wanted is None else min(n_wanted, room)

@@ -86,6 +86,7 @@ class Turn:
             slot.
         model: the model that is asked for; None for the one that is there.
         tools: definitions, ``{"type": "function", "function": {...}}``, written into the prompt as they are.
+        late_tools: definitions that messages have told of: they may be called, and are not written again.
         stop: strings that end the reply; empty ones stop nothing.
         n: replies wanted.
         top_logprobs: None for no log probabilities, else how many alternatives (0 to 20) for each token.
@@ -105,6 +106,7 @@ class Turn:
     session: str | None = None
     model: str | None = None
     tools: Sequence[ToolDefinition] = ()
+    late_tools: Sequence[ToolDefinition] = ()
     tool_choice: ToolChoice = ToolChoice()
     response_format: ResponseFormat | None = None
     thinking: Thinking = Thinking()

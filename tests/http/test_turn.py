@@ -124,7 +124,7 @@ def test_a_stream_keeps_alive_fails_and_ends_as_its_dialect_does() -> None:
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        stream = EventStream(frames(), _Manners(), headers={}, keep_alive_s=0.001, stall_s=9)
+        stream = EventStream(frames(), _Manners(), headers=dict, keep_alive_s=0.001, stall_s=9)
         await stream({"type": "http"}, receive, send)
 
     asyncio.run(run())

@@ -1,0 +1,141 @@
+"""Puts a reply's deltas into content blocks, one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic_core import from_json
+
+from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.anthropic.schema.replies import (
+    BlockDelta,
+    BlockEvent,
+    BlockGrowth,
+    BlockStart,
+    BlockStop,
+    ContentBody,
+    InputDelta,
+    SignatureDelta,
+    TextBody,
+    TextDelta,
+    ThinkingBody,
+    ThinkingDelta,
+    ToolUseBody,
+)
+from server.anthropic.signature import carrying, naming
+
+Kind = Literal["thinking", "text", "tool_use"]
+
+
+class BlockWriter:
+    """The blocks of one reply. They never interleave: text that a model writes between the tags of a
+    call waits until the call is whole.
+
+    Args:
+        shows_thoughts: send thoughts; else their signatures hold them.
+
+    Attributes:
+        blocks: those that are complete.
+    """
+
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        self._shows_thoughts = shows_thoughts
+        self._kind: Kind | None = None
+        self._call: ToolCallStart | None = None
+        self._pieces: list[str] = []
+        self._waiting: list[str] = []
+        self.blocks: list[ContentBody] = []
+
+    def push(self, delta: Delta) -> Iterator[BlockEvent]:
+        """The events that ``delta`` makes."""
+        match delta:
+            case ReasoningDelta():
+                yield from self._open("thinking")
+                self._pieces.append(delta.text)
+                if self._shows_thoughts:
+                    yield self._growth(ThinkingDelta(type="thinking_delta", thinking=delta.text))
+            case ContentDelta() if self._kind == "tool_use" and not self._is_json:
+                self._waiting.append(delta.text)
+            case ContentDelta():
+                yield from self._open("text")
+                self._pieces.append(delta.text)
+                yield self._growth(TextDelta(type="text_delta", text=delta.text))
+            case ToolCallStart():
+                yield from self.finish()
+                self._call = delta
+                yield from self._open("tool_use")
+            case ToolCallArguments():
+                self._pieces.append(delta.json_fragment)
+                yield self._growth(InputDelta(type="input_json_delta", partial_json=delta.json_fragment))
+
+    def finish(self) -> Iterator[BlockEvent]:
+        """End the block that is open, and let out the text that has waited for that."""
+        yield from self._close()
+        if self._waiting:
+            text, self._waiting = "".join(self._waiting), []
+            yield from self.push(ContentDelta(text))
+            yield from self._close()
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def _is_json(self) -> bool:
+        """The call that is open is whole."""
+        try:
+            json.loads(self._text)
+        except ValueError:
+            return False
+        return True
+
+    def _open(self, kind: Kind) -> Iterator[BlockEvent]:
+        if self._kind == kind:
+            return
+        yield from self.finish()
+        self._kind = kind
+        yield BlockStart(type="content_block_start", index=len(self.blocks), content_block=self._body(""))
+
+    def _close(self) -> Iterator[BlockEvent]:
+        if self._kind is None:
+            return
+        if self._kind == "thinking":
+            yield self._growth(SignatureDelta(type="signature_delta", signature=self._signature(self._text)))
+        body = self._body(self._text)
+        yield BlockStop(type="content_block_stop", index=len(self.blocks))
+        self.blocks.append(body)
+        self._kind, self._pieces = None, []
+
+    def _growth(self, delta: BlockGrowth) -> BlockDelta:
+        return BlockDelta(type="content_block_delta", index=len(self.blocks), delta=delta)
+
+    def _body(self, text: str) -> ContentBody:
+        """The open block with ``text`` in it; without any, as it begins."""
+        if self._kind == "thinking":
+            signature = self._signature(text) if text else ""
+            return ThinkingBody(
+                type="thinking", thinking=text if self._shows_thoughts else "", signature=signature
+            )
+        if self._kind == "tool_use":
+            assert self._call is not None
+            return ToolUseBody(
+                type="tool_use", id=_tool_use_id(self._call.id), name=self._call.name, input=_input(text)
+            )
+        return TextBody(type="text", text=text)
+
+    def _signature(self, thought: str) -> str:
+        return naming(thought) if self._shows_thoughts else carrying(thought)
+
+
+def _tool_use_id(call_id: str) -> str:
+    """Ids of calls begin as Anthropic's do."""
+    return f"toolu_{call_id.removeprefix('call_')}"
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """The object that ``arguments`` spell; of a call that breaks off, as far as it goes, as Anthropic's own
+    clients read a stream."""
+    value = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
+    return value if isinstance(value, dict) else {}

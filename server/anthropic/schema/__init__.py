@@ -1,0 +1,1 @@
+"""The bodies of this dialect: blocks, tools, messages, requests, replies."""

@@ -1,0 +1,102 @@
+"""The content blocks of messages, as clients send them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from server.http.schema import Schema
+
+
+class CacheMark(Schema):
+    """A client's cache hint. Nothing needs to be done for it: every message start is a cache boundary."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class TextBlock(Schema):
+    """A piece of text; the pieces of a message are joined with nothing between them."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheMark | None = None
+    citations: list[JsonValue] | None = None
+
+
+class Base64Source(Schema):
+    """The bytes of an image."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(Schema):
+    """The place of an image."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Schema):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: CacheMark | None = None
+
+
+class ToolReferenceBlock(Schema):
+    """What a search for tools has found: a tool of the request that may be called from here on."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+    cache_control: CacheMark | None = None
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Field(discriminator="type")]
+
+
+class ToolResultBlock(Schema):
+    """What a tool returned; nothing may be absent, null or the empty string."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheMark | None = None
+
+
+class ToolUseBlock(Schema):
+    """A call that the assistant made. ``caller`` is echoed by Anthropic's own client."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, JsonValue]
+    cache_control: CacheMark | None = None
+    caller: dict[str, JsonValue] | None = None
+
+
+class ThinkingBlock(Schema):
+    """What the assistant thought. Where the text was not shown, ``signature`` holds it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Schema):
+    """A thought that nobody but the server that wrote it can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+UserBlock = Annotated[TextBlock | ImageBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]

@@ -1,0 +1,122 @@
+"""The bodies of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from server.anthropic.schema.blocks import CacheMark, TextBlock
+from server.anthropic.schema.messages import Effort, Message
+from server.anthropic.schema.tools import Tool, ToolChoice
+from server.http.schema import Schema
+
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Display = Literal["summarized", "omitted", "updates"]
+
+
+class EnabledThinking(Schema):
+    """Think, at most ``budget_tokens``."""
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1024)] | None = None
+    display: Display | None = None
+
+
+class AdaptiveThinking(Schema):
+    """Think as hard as ``output_config.effort`` says."""
+
+    type: Literal["adaptive"]
+    display: Display | None = None
+
+
+class DisabledThinking(Schema):
+    """Do not think."""
+
+    type: Literal["disabled"]
+
+
+class BetweenToolsThinking(Schema):
+    """Think about what tools returned, and not before."""
+
+    type: Literal["between_tools"]
+
+
+Thinking = Annotated[
+    EnabledThinking | AdaptiveThinking | DisabledThinking | BetweenToolsThinking, Field(discriminator="type")
+]
+
+
+class JsonSchemaFormat(Schema):
+    """JSON of a given schema, which is enforced."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    """How hard the model works, and what its answer must be."""
+
+    effort: Effort | None = None
+    format: JsonSchemaFormat | None = None
+
+
+class Metadata(Schema):
+    """Who asks. A client may write its session into ``user_id``."""
+
+    user_id: str | None = None
+
+
+class ClearThinking(Schema):
+    """Which thoughts stay in the prompt: here the model's own template decides."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: JsonValue = None
+
+
+class ContextManagement(Schema):
+    """Edits of the conversation. None that would take tools' results out of it is known here."""
+
+    edits: list[ClearThinking] | None = None
+
+
+class PromptFields(Schema):
+    """What both endpoints read."""
+
+    model: Annotated[str, Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonSchemaFormat | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    cache_control: CacheMark | None = None
+    context_management: ContextManagement | None = None
+    safeguards: list[JsonValue] | None = None
+    diagnostics: dict[str, JsonValue] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: str | None = None
+    speed: Literal["standard"] | None = None
+
+
+class MessagesRequest(PromptFields):
+    """A request for the assistant's next message.
+
+    Fields that only Anthropic's own service has a use for are taken without effect: ``cache_control``,
+    ``context_management.edits`` of thoughts, ``safeguards``, ``diagnostics``, ``service_tier``,
+    ``inference_geo``, ``speed`` at its default.
+    """
+
+    max_tokens: Annotated[int, Field(ge=1)]
+
+
+class CountTokensRequest(PromptFields):
+    """The same, for the number of tokens in its prompt; there need not be a limit of the reply."""
