@@ -16,6 +16,7 @@ from server.engine.assembly import EngineOptions
 from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
+from server.http.keys import Keys
 from server.lifetime import serve_http
 from server.listen import url_of
 from server.settings import Settings
@@ -30,6 +31,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
     Raises:
         ModelError: the model cannot be found or loaded.
     """
+    keys = Keys.of(settings)
     path = resolve(settings.model)
     tokenizer = TextTokenizer.from_dir(path)
     chat = ChatFormat(tokenizer)
@@ -45,7 +47,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
         tokens=tokenizer,
         sampling=sampling,
     )
-    gateway = Gateway(engine, served, settings)
+    gateway = Gateway(engine, served, settings, keys)
     try:
         serve_http(gateway, listener, watch, lambda: print(ready_line(listener, served), flush=True))
     finally:

@@ -161,6 +161,9 @@ class HttpSettings(Section):
         repr=False,
         description="a key that requests must carry; repeatable, or comma-separated in CROSSTURN_API_KEYS",
     )
+    api_key_file: File | None = Field(
+        None, description="a file of further keys: on each line a name and the key's SHA-256"
+    )
     cors_origins: Names = Field(
         ("*",),
         validation_alias=AliasChoices("cors_origins", "cors_origin"),

@@ -12,8 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from server.events import Event, Failed, GenerationRequest
-from server.http.disconnect import run_until_disconnect
-from server.http.run import Run
+from server.http.run import Run, run_until_disconnect
 from server.http.stream import EventStream, Frame, StreamManners
 from server.settings import Settings
 from server.turn.reply import Replies

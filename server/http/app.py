@@ -29,6 +29,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         version=version("crossturn"),
         summary="OpenAI-compatible chat over Qwen3.5 hybrid models that never reads a conversation twice",
     )
+    app.state.gateway = gateway
     Failures(DIALECTS).install(app)
     # Preflights carry no key: the middleware answers them before any route asks for one.
     app.add_middleware(

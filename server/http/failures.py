@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
@@ -32,6 +33,7 @@ class Failures:
         app.add_exception_handler(InputError, self._answer)
         app.add_exception_handler(HttpError, self._answer)
         app.add_exception_handler(HTTPException, self._answer_http)
+        app.add_exception_handler(RequestValidationError, self._answer_validation)
         # Faults of our own are answered here and raised on, to uvicorn, which logs them.
         app.add_exception_handler(Exception, self._answer)
 
@@ -55,6 +57,13 @@ class Failures:
                 message,
             )
         return response
+
+    async def _answer_validation(self, request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)  # of a path or its query
+        detail = error.errors()[0]
+        param = str(detail["loc"][-1])
+        message = f"Invalid value for '{param}': {detail['msg'][:1].lower()}{detail['msg'][1:]}."
+        return await self._answer(request, InputError(message, param=param, code="invalid_value"))
 
     async def _answer_http(self, request: Request, error: Exception) -> JSONResponse:
         if error_status(error) == 404:  # of the framework: no route is there

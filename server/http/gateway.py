@@ -17,9 +17,9 @@ from server.client import EngineClient
 from server.errors import UnavailableError
 from server.events import Failed
 from server.http.answer import Answer, ReplyEncoder
-from server.http.courier import Courier
+from server.http.keys import Keys
 from server.http.metrics import Metrics
-from server.http.run import Run
+from server.http.run import Courier, Run
 from server.log import RequestRecord
 from server.settings import Settings
 from server.turn.ahead import is_worth_it, warm_request
@@ -41,12 +41,14 @@ class Gateway:
         engine: does the work.
         served: the model.
         settings: the operator's decisions.
+        keys: who may ask.
         clock: seconds, monotonic.
     """
 
     engine: EngineClient
     served: Served
     settings: Settings
+    keys: Keys = field(default_factory=Keys)
     clock: Callable[[], float] = time.monotonic
     metrics: Metrics = field(default_factory=Metrics)
     _live: set[Run] = field(default_factory=set)

@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Receive
 
 from model.errors import CrossturnError, InputError
 from server.client import EngineClient
 from server.errors import EngineFaultError, RateLimitError, UnavailableError
 from server.events import Emit, Event, Failed, Finished, GenerationRequest, Progress
-from server.http.courier import Courier
 from server.http.watch import Watch
 from server.log import RequestRecord
+
+T = TypeVar("T")
+
+
+class Wakeable(Protocol):
+    """What a courier needs of an event loop."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], None], /) -> object:
+        """Call from the loop's thread, soon. Raises RuntimeError when the loop is closed."""
+        ...
+
+
+class Courier:
+    """Takes along whatever was posted until it is under way: the engine tells all its replies at the same
+    moment, and to wake the event loop takes a system call and the interpreter's lock."""
+
+    def __init__(self, loop: Wakeable) -> None:
+        self._loop = loop
+        self._posted: deque[tuple[asyncio.Queue[Event], Event]] = deque()
+        self._is_called = False
+
+    def post(self, queue: asyncio.Queue[Event], event: Event) -> None:
+        """Put ``event`` in ``queue``, in the order of posting. From any thread."""
+        self._posted.append((queue, event))
+        if not self._is_called:
+            self._is_called = True
+            # The loop is closed when the server has gone while the engine still winds down.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_called = False  # first: what is posted from here on is either found below or calls again
+        while self._posted:
+            queue, event = self._posted.popleft()
+            queue.put_nowait(event)
 
 
 class Run:
@@ -109,3 +148,29 @@ def http_error(failure: Failed) -> CrossturnError:
             failure.message, code=failure.kind, retry_after_s=failure.retry_after_s or 1.0
         )
     return EngineFaultError(failure.message, code=failure.kind)
+
+
+async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Await ``work``, or cancel it when the client disconnects; None says that the client is gone.
+
+    ``receive`` must have delivered the whole body before.
+    """
+    working = asyncio.ensure_future(work)
+    listening = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        listening.cancel()
+        is_done = working.done()
+        working.cancel()
+        await asyncio.wait({working, listening})
+    if is_done:
+        return working.result()
+    if not working.cancelled():
+        working.exception()  # retrieved, so that asyncio does not report it as lost
+    return None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from model.errors import CrossturnError
-from server.http.disconnect import run_until_disconnect
+from server.http.run import run_until_disconnect
 from server.http.watch import Watch
 
 log = logging.getLogger("crossturn.stream")

@@ -1,10 +1,13 @@
-"""Notices on the event loop that something has not happened for a while."""
+"""Notices that something has not happened for a while: a frame on the event loop, a step of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol, Self
+
+from server.client import EngineStats
 
 
 class Clock(Protocol):
@@ -58,3 +61,27 @@ class Watch:
         self.note()
         self._look_in(self._seconds)
         self._on_silence()
+
+
+@dataclass
+class Pulse:
+    """Remembers when the engine was last seen to have moved, or to have nothing to do.
+
+    Args:
+        clock: seconds, monotonic.
+        stall_s: an engine that has work and does not move for so long is stuck.
+    """
+
+    clock: Callable[[], float]
+    stall_s: float
+    _n_steps: int = -1
+    _moved_at: float = field(default=0.0)
+
+    def is_stalled(self, stats: EngineStats) -> bool:
+        """Judge by ``stats``, which are those of now."""
+        if not stats.is_alive:
+            return True
+        is_idle = stats.n_running == stats.n_waiting == 0
+        if is_idle or stats.n_steps != self._n_steps:
+            self._n_steps, self._moved_at = stats.n_steps, self.clock()
+        return self.clock() - self._moved_at > self.stall_s

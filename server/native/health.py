@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from server.http.gateway import Gateway
-from server.http.pulse import Pulse
+from server.http.watch import Pulse
 from server.page.page import PageFile, wants_page
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.http.auth import authenticate
 from server.http.gateway import Gateway
+from server.http.intake import authenticate
 from server.http.metrics import figures_of
 from server.http.openapi import errors
 
 
 def router(gateway: Gateway) -> APIRouter:
     """The metrics endpoint; a server with API keys asks for one."""
-    routes = APIRouter(tags=["server"], responses=errors(401))
+    routes = APIRouter(tags=["server"], responses=errors(401), dependencies=[Depends(authenticate)])
 
     @routes.get(
         "/metrics",
@@ -23,8 +23,7 @@ def router(gateway: Gateway) -> APIRouter:
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
-    async def metrics(request: Request) -> Response:
-        authenticate(request.headers, gateway.settings.api_keys)
+    async def metrics() -> Response:
         store = await asyncio.wrap_future(gateway.engine.call(figures_of))
         text = gateway.metrics.text(gateway.engine.stats(), store)
         return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from cache.planner import CrossTurnSlotId, SlotKey
 from cache.slots import EntryInfo, SlotInfo
 from cache.store import Store
 from model.errors import InputError
 from server.errors import NotFoundError
-from server.http.auth import authenticate
-from server.http.body import read_json_body
 from server.http.gateway import Gateway
+from server.http.intake import JsonBody, Tenant
 from server.http.openapi import errors, takes
 from server.http.schema import parse
 from server.native.slots_schema import EntryBody, ForkRequest, SlotBody, SlotDeleted, SlotForked, SlotList
@@ -29,11 +28,10 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
-    engine, api_keys = gateway.engine, gateway.settings.api_keys
+    engine = gateway.engine
 
     @routes.get("/v1/slots", summary="List the slots")
-    async def list_slots(request: Request) -> SlotList:
-        tenant = authenticate(request.headers, api_keys)
+    async def list_slots(tenant: Tenant) -> SlotList:
 
         def look(store: Store) -> SlotList:
             slots = [_slot_body(slot) for slot in store.slots(tenant)]
@@ -48,8 +46,7 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
         return await asyncio.wrap_future(engine.call(look))
 
     @routes.get("/v1/slots/{slot}", summary="Describe a slot", responses=errors(404))
-    async def retrieve_slot(request: Request, slot: str) -> SlotBody:
-        tenant = authenticate(request.headers, api_keys)
+    async def retrieve_slot(tenant: Tenant, slot: str) -> SlotBody:
         wanted = SlotKey(tenant, _slot_id(slot))
         known = await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
         found = next((info for info in known if info.slot == wanted), None)
@@ -59,11 +56,10 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
 
 
 def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
-    engine, settings = gateway.engine, gateway.settings
+    engine = gateway.engine
 
     @routes.delete("/v1/slots/{slot}", summary="Forget a slot", responses=errors(404))
-    async def delete_slot(request: Request, slot: str) -> SlotDeleted:
-        tenant = authenticate(request.headers, settings.api_keys)
+    async def delete_slot(tenant: Tenant, slot: str) -> SlotDeleted:
         wanted = SlotKey(tenant, _slot_id(slot))
         n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted)))
         if not n_entries:
@@ -76,9 +72,7 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
         openapi_extra=takes(ForkRequest),
         responses=errors(400, 404, 413, 415),
     )
-    async def fork_slot(request: Request, slot: str) -> SlotForked:
-        tenant = authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body)
+    async def fork_slot(tenant: Tenant, slot: str, body: JsonBody) -> SlotForked:
         source = SlotKey(tenant, _slot_id(slot))
         target = SlotKey.for_session(tenant, parse(ForkRequest, body).session_id)
         if source == target:

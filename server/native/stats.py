@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends
 from typing_extensions import TypedDict
 
-from server.http.auth import authenticate
 from server.http.gateway import Gateway
+from server.http.intake import authenticate
 from server.http.metrics import figures_of
 from server.http.openapi import errors
 
@@ -30,11 +30,10 @@ class StatsBody(TypedDict):
 
 def router(gateway: Gateway) -> APIRouter:
     """The endpoint of statistics; a server with API keys asks for one."""
-    routes = APIRouter(tags=["server"], responses=errors(401))
+    routes = APIRouter(tags=["server"], responses=errors(401), dependencies=[Depends(authenticate)])
 
     @routes.get("/v1/stats", summary="The live numbers")
-    async def stats(request: Request) -> StatsBody:
-        authenticate(request.headers, gateway.settings.api_keys)
+    async def stats() -> StatsBody:
         store = await asyncio.wrap_future(gateway.engine.call(figures_of))
         engine = gateway.engine.stats()
         return StatsBody(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends
 from typing_extensions import TypedDict
 
 from model.errors import InputError
-from server.http.auth import authenticate
-from server.http.body import read_json_body
 from server.http.gateway import Gateway
+from server.http.intake import JsonBody, authenticate
 from server.http.openapi import errors, takes
 from server.http.schema import parse
 from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
@@ -31,21 +30,19 @@ class TextBody(TypedDict):
 
 def router(gateway: Gateway) -> APIRouter:
     """The endpoints that only need the tokenizer."""
-    routes = APIRouter(tags=["tokens"], responses=errors(400, 401, 404, 413, 415))
-    settings, served = gateway.settings, gateway.served
+    routes = APIRouter(
+        tags=["tokens"], responses=errors(400, 401, 404, 413, 415), dependencies=[Depends(authenticate)]
+    )
+    served = gateway.served
 
     @routes.post(
         "/tokenize", summary="The tokens of a text or a conversation", openapi_extra=takes(TokenizeRequest)
     )
-    async def tokenize(request: Request) -> TokensBody:
-        authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body)
+    async def tokenize(body: JsonBody) -> TokensBody:
         return await gateway.on_worker(lambda: _tokens(parse(TokenizeRequest, body), served))
 
     @routes.post("/detokenize", summary="The text of tokens", openapi_extra=takes(DetokenizeRequest))
-    async def detokenize(request: Request) -> TextBody:
-        authenticate(request.headers, settings.api_keys)
-        body = await read_json_body(request, limit=settings.max_body)
+    async def detokenize(body: JsonBody) -> TextBody:
         return await gateway.on_worker(lambda: _text(parse(DetokenizeRequest, body), served))
 
     return routes

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from server.http.schema import Schema
-from server.openai.message_schema import Message, Tool
+from server.openai.messages import Message, Tool
 
 
 class TokenizeRequest(Schema):

@@ -1,38 +1,250 @@
-"""``POST /v1/completions``."""
+"""Plain completions: from a body to a generation for each of its prompts, and from events back to a body."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from server.http.answer import Answer
-from server.http.arrival import receive
-from server.http.gateway import Gateway
-from server.http.openapi import errors, streams, takes
-from server.openai.completion_reply import CompletionEncoder
-from server.openai.completion_request import compose_completion
-from server.openai.completion_schema import CompletionRequest
-from server.openai.reply_schema import Completion
+import numpy as np
+from numpy.typing import NDArray
+
+from cache.planner import SlotKey
+from model.errors import InputError
+from model.text.chat import RenderedPrompt
+from model.text.deltas import ContentDelta
+from server.events import Event, Finished, GenerationRequest, Progress, ReplyFormat, TokenLogprob
+from server.http.intake import Arrival
+from server.http.schema import parse
+from server.http.stream import Frame
+from server.openai.bodies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Usage,
+    floored,
+    plan_body,
+    usage_body,
+)
+from server.openai.decoder import check_stream_options, sampling_of, stop_of
+from server.openai.encoder import OpenAIManners
+from server.openai.schema import CompletionRequest
+from server.turn.compose import stops_of
+from server.turn.sampling import sampling_params
+from server.turn.served import Served
+
+DEFAULT_MAX_TOKENS = 16
+"""As OpenAI has it for this endpoint."""
 
 
-def router(gateway: Gateway) -> APIRouter:
-    """The plain completions endpoint."""
-    routes = APIRouter(tags=["completions"], responses=errors(400, 401, 404, 413, 415, 500, 503))
-    settings = gateway.settings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionShape:
+    """What the request decides about its reply's form.
 
-    @routes.post(
-        "/v1/completions",
-        summary="Go on from a text",
-        openapi_extra=takes(CompletionRequest),
-        responses=streams(Completion, Completion),
+    Attributes:
+        n_choices: replies over all prompts; those of one prompt stand together.
+        include_usage: whether the stream ends with a chunk of token counts.
+    """
+
+    id: str
+    created: int
+    model: str
+    n_choices: int
+    n_prompts: int
+    token_bytes: Callable[[int], bytes]
+    has_logprobs: bool = False
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedCompletion:
+    """A completion request, ready to run; ``who`` is the end user that it names, for the log."""
+
+    generations: list[GenerationRequest]
+    shape: CompletionShape
+    stream: bool
+    who: str | None
+
+
+def compose_completion(arrival: Arrival, served: Served) -> ComposedCompletion:
+    """Read, check and tokenise a request. Nothing of the engine is touched.
+
+    Raises:
+        InputError: the request cannot be done; names the field.
+        NotFoundError: it asks for another model.
+    """
+    request = parse(CompletionRequest, arrival.body)
+    served.check_name(request.model)
+    n = request.n or 1
+    if request.best_of not in (None, n):
+        raise InputError("'best_of' must equal 'n': replies are not ranked.", param="best_of")
+    check_stream_options(request)
+    _check_metadata(request)
+    prompts = _prompts(request, served)
+    return ComposedCompletion(
+        generations=[_generation(request, arrival, served, ids, i) for i, ids in enumerate(prompts)],
+        shape=CompletionShape(
+            id=arrival.id,
+            created=arrival.created,
+            model=served.name,
+            n_choices=len(prompts) * n,
+            n_prompts=len(prompts),
+            token_bytes=served.tokens.token_bytes,
+            has_logprobs=request.logprobs is not None,
+            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        ),
+        stream=bool(request.stream),
+        who=request.user,
     )
-    async def create_completion(request: Request) -> Response:
-        arrival = await receive(request, settings, prefix="cmpl")
-        run = gateway.new_run(arrival.id)
-        completion = await gateway.on_worker(compose_completion, arrival, gateway.served)
-        run.record.describe(who=completion.who, thinking=None)
-        answer = Answer(
-            run=run, generations=completion.generations, encoder=CompletionEncoder(completion.shape)
-        )
-        return await answer.send(request, settings, stream=completion.stream)
 
-    return routes
+
+def _check_metadata(request: CompletionRequest) -> None:
+    """OpenAI's plain completions have no metadata, so there is nowhere to give it back; it may only name the
+    session."""
+    others = set(request.metadata or ()) - {"session_id"}
+    if others:
+        param = f"metadata.{min(others)}"
+        raise InputError(
+            "Of 'metadata', plain completions take 'session_id' only.", param=param, code="unknown_parameter"
+        )
+
+
+def _generation(
+    request: CompletionRequest,
+    arrival: Arrival,
+    served: Served,
+    ids: NDArray[np.uint32],
+    number: int,
+) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"{arrival.id}-{number}",
+        slot=SlotKey.for_session(
+            arrival.tenant,
+            arrival.session(request.prompt_cache_key, (request.metadata or {}).get("session_id")),
+        ),
+        prompt=RenderedPrompt(ids=ids),
+        max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
+        sampling=sampling_params(sampling_of(request), served.sampling, vocab_size=served.info.vocab_size),
+        reply=ReplyFormat(stops=stops_of(stop_of(request)), may_think=False),
+        n_replies=request.n or 1,
+        top_logprobs=request.logprobs,
+    )
+
+
+def _prompts(request: CompletionRequest, served: Served) -> list[NDArray[np.uint32]]:
+    """Each prompt's ids, uint32 [n > 0]."""
+    prompt = request.prompt
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [_ids(prompt, served, "prompt")]
+    return [_ids(part, served, f"prompt[{i}]") for i, part in enumerate(prompt)]
+
+
+def _ids(prompt: object, served: Served, where: str) -> NDArray[np.uint32]:
+    if isinstance(prompt, str):
+        ids = served.tokens.encode(prompt)
+    else:
+        ids = np.array(prompt, dtype=np.int64)
+        if ids.max() >= served.info.vocab_size:
+            raise InputError(
+                f"'{where}' holds token {ids.max()}; the vocabulary ends at {served.info.vocab_size - 1}.",
+                param=where,
+                code="invalid_value",
+            )
+    if len(ids) == 0:
+        raise InputError(f"'{where}' has no tokens.", param=where, code="invalid_value")
+    return ids.astype(np.uint32)
+
+
+class CompletionEncoder(OpenAIManners):
+    """Encodes one request's replies."""
+
+    def __init__(self, shape: CompletionShape) -> None:
+        super().__init__(shape.n_choices)
+        self._shape = shape
+        self._n_chars = [0] * shape.n_choices
+        self._logprobs = [_no_logprobs() for _ in range(shape.n_choices)]
+
+    def frames(self, event: Event) -> Iterator[Frame]:
+        """Take in ``event``; the frames that it makes."""
+        self.replies.take_in(event)
+        match event:
+            case Progress():
+                if event.deltas or event.logprobs:
+                    yield Frame(self._grow(event))
+            case Finished():
+                yield from map(Frame, self._endings(event))
+
+    def body(self) -> Completion:
+        """The whole reply, once every event was taken in."""
+        choices = [
+            self._choice(end.index, self.replies[end.index].content, self._logprobs[end.index], end)
+            for end in self.replies.ends
+        ]
+        return self._body(choices, usage=usage_body(self.replies), with_plan=True)
+
+    def _grow(self, event: Progress) -> Completion:
+        text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
+        grown = self._logprobs_of(event)
+        self._n_chars[event.index] += len(text)
+        return self._body([self._choice(event.index, text, grown, None)])
+
+    def _endings(self, event: Finished) -> Iterator[Completion]:
+        is_last = self.replies.is_complete
+        with_usage = self._shape.include_usage
+        yield self._body(
+            [self._choice(event.index, "", _no_logprobs(), event)], with_plan=is_last and not with_usage
+        )
+        if is_last and with_usage:
+            yield self._body([], usage=usage_body(self.replies), with_plan=True)
+
+    def _logprobs_of(self, event: Progress) -> CompletionLogprobs:
+        """The entries of ``event``, which are added to the whole reply's too."""
+        grown, whole = _no_logprobs(), self._logprobs[event.index]
+        offset = self._n_chars[event.index]
+        for told in event.logprobs if self._shape.has_logprobs else ():
+            token = self._token(told.token_id)
+            for entries in (grown, whole):
+                entries["tokens"].append(token)
+                entries["token_logprobs"].append(floored(told.logprob))
+                entries["top_logprobs"].append(self._alternatives(told))
+                entries["text_offset"].append(offset)
+            offset += len(token)
+        return grown
+
+    def _alternatives(self, told: TokenLogprob) -> dict[str, float]:
+        pairs = (*told.alternatives, (told.token_id, told.logprob))
+        return {self._token(token_id): floored(logprob) for token_id, logprob in pairs}
+
+    def _token(self, token_id: int) -> str:
+        return self._shape.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _choice(
+        self, index: int, text: str, logprobs: CompletionLogprobs, end: Finished | None
+    ) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=logprobs if self._shape.has_logprobs else None,
+            finish_reason=None if end is None else "length" if end.reason == "length" else "stop",
+        )
+
+    def _body(
+        self, choices: list[CompletionChoice], *, usage: Usage | None = None, with_plan: bool = False
+    ) -> Completion:
+        shape = self._shape
+        body = Completion(
+            id=shape.id,
+            object="text_completion",
+            created=shape.created,
+            model=shape.model,
+            choices=choices,
+        )
+        if usage is not None or shape.include_usage:
+            body["usage"] = usage
+        if with_plan:
+            plans = [plan_body(plan) for plan in self.replies.plans]
+            body["crossturn"] = plans[0] if shape.n_prompts == 1 else plans
+        return body
+
+
+def _no_logprobs() -> CompletionLogprobs:
+    return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])

@@ -1,13 +1,120 @@
-"""OpenAI's chat and completions dialect, as the app takes it in."""
+"""OpenAI's chat and completions dialect, as the app takes it in: its routes and its bodies."""
 
 from __future__ import annotations
 
-from server.http.dialect import Dialect
-from server.openai import chat, completions, models
-from server.openai.chat_schema import ChatRequest
-from server.openai.completion_schema import CompletionRequest
+from typing import Annotated, Literal
 
-OPENAI = Dialect(
-    routers=(chat.router, completions.router, models.router),
-    bodies=(ChatRequest, CompletionRequest),
-)
+from fastapi import APIRouter, Depends, Request, Response
+from typing_extensions import TypedDict
+
+from server.http.answer import Answer
+from server.http.dialect import Dialect
+from server.http.gateway import Gateway
+from server.http.intake import Arrival, arrives, authenticate
+from server.http.openapi import errors, streams, takes
+from server.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
+from server.openai.completions import CompletionEncoder, compose_completion
+from server.openai.decoder import compose_chat
+from server.openai.encoder import ChatEncoder
+from server.openai.schema import ChatRequest, CompletionRequest
+from server.turn.served import Served
+
+ChatArrival = Annotated[Arrival, arrives("chatcmpl-")]
+CompletionArrival = Annotated[Arrival, arrives("cmpl-")]
+
+
+class ModelBody(TypedDict):
+    """A model as OpenAI lists it; ``context_length`` and ``max_model_len`` are the true limit in tokens."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: int
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """The names that clients choose from; the model answers to its path and its repository too."""
+
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """Chat completions, completions, models."""
+    routes = APIRouter()
+    _add_generations(routes, gateway)
+    _add_models(routes, gateway.served)
+    return routes
+
+
+def _add_generations(routes: APIRouter, gateway: Gateway) -> None:
+    settings, served = gateway.settings, gateway.served
+    failing = errors(400, 401, 404, 413, 415, 500, 503)
+
+    @routes.post(
+        "/v1/chat/completions",
+        summary="Answer a conversation",
+        tags=["chat"],
+        openapi_extra=takes(ChatRequest),
+        responses={**failing, **streams(ChatCompletion, ChatCompletionChunk)},
+    )
+    async def create_chat_completion(request: Request, arrival: ChatArrival) -> Response:
+        run = gateway.new_run(arrival.id)
+        chat = await gateway.on_worker(compose_chat, arrival, served, settings)
+        return await gateway.answer(request, run, chat.turn, ChatEncoder(chat.shape), stream=chat.stream)
+
+    @routes.post(
+        "/v1/completions",
+        summary="Go on from a text",
+        tags=["completions"],
+        openapi_extra=takes(CompletionRequest),
+        responses={**failing, **streams(Completion, Completion)},
+    )
+    async def create_completion(request: Request, arrival: CompletionArrival) -> Response:
+        run = gateway.new_run(arrival.id)
+        asked = await gateway.on_worker(compose_completion, arrival, served)
+        run.record.describe(who=asked.who, thinking=None)
+        answer = Answer(run=run, generations=asked.generations, encoder=CompletionEncoder(asked.shape))
+        return await answer.send(request, settings, stream=asked.stream)
+
+
+def _add_models(routes: APIRouter, served: Served) -> None:
+    needs_key = [Depends(authenticate)]
+
+    @routes.get(
+        "/v1/models",
+        summary="List the names of the model that is served",
+        tags=["models"],
+        dependencies=needs_key,
+        responses=errors(401),
+    )
+    async def list_models() -> ModelList:
+        return ModelList(object="list", data=[_model_body(served, name) for name in served.listed])
+
+    @routes.get(
+        "/v1/models/{name:path}",
+        summary="Describe the model",
+        tags=["models"],
+        dependencies=needs_key,
+        responses=errors(401, 404),
+    )
+    async def retrieve_model(name: str) -> ModelBody:
+        served.check_name(name)
+        return _model_body(served, name)
+
+
+def _model_body(served: Served, name: str) -> ModelBody:
+    limit = served.info.context_length
+    return ModelBody(
+        id=name,
+        object="model",
+        created=served.created,
+        owned_by="crossturn",
+        context_length=limit,
+        max_model_len=limit,
+    )
+
+
+OPENAI = Dialect(routers=(router,), bodies=(ChatRequest, CompletionRequest))

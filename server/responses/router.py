@@ -11,9 +11,8 @@ from fastapi.responses import JSONResponse
 
 from model.errors import InputError
 from server.errors import NotFoundError
-from server.http.arrival import Arrival, receive, session_of
-from server.http.auth import authenticate
 from server.http.gateway import Gateway
+from server.http.intake import Arrival, Tenant, arrives
 from server.http.openapi import errors, streams, takes
 from server.http.schema import parse
 from server.responses.decode import Decoded, Sender, decode, top_logprobs_of
@@ -35,6 +34,7 @@ from server.turn.compose import ComposedTurn, compose
 
 ENCRYPTED = "reasoning.encrypted_content"
 PATH = "/v1/responses"
+ResponseArrival = Annotated[Arrival, arrives("resp_")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,7 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=takes(ResponsesRequest),
         responses=streams(ResponseBody, ResponseEvent),
     )
-    async def create_response(request: Request) -> Response:
-        arrival = await receive(request, gateway.settings, prefix="resp_")
+    async def create_response(request: Request, arrival: ResponseArrival) -> Response:
         run = gateway.new_run(arrival.id)
         asked = await gateway.on_worker(_compose, arrival, gateway, shelf)
 
@@ -76,37 +75,33 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=takes(InputTokensRequest),
         response_model=InputTokens,
     )
-    async def count_input_tokens(request: Request) -> Any:
-        arrival = await receive(request, gateway.settings, prefix="resp_")
+    async def count_input_tokens(arrival: ResponseArrival) -> Any:
         n_tokens = await gateway.on_worker(_count, arrival, gateway, shelf)
         return InputTokens(object="response.input_tokens", input_tokens=n_tokens)
 
     @routes.get(
         f"{PATH}/{{response_id}}", summary="A response that is kept", responses={200: {"model": ResponseBody}}
     )
-    async def get_response(request: Request, response_id: str, stream: bool = False) -> JSONResponse:
-        tenant = authenticate(request.headers, gateway.settings.api_keys)
+    async def get_response(tenant: Tenant, response_id: str, stream: bool = False) -> JSONResponse:
         if stream:
             raise InputError("A response that is over cannot be streamed again.", param="stream")
         record = _found(response_id, await gateway.on_worker(shelf.store.find, tenant, response_id))
         return JSONResponse(record.response)
 
     @routes.delete(f"{PATH}/{{response_id}}", summary="Forget a response")
-    async def delete_response(request: Request, response_id: str) -> DeletedResponse:
-        tenant = authenticate(request.headers, gateway.settings.api_keys)
+    async def delete_response(tenant: Tenant, response_id: str) -> DeletedResponse:
         if not await gateway.on_worker(shelf.store.delete, tenant, response_id):
             _found(response_id, None)
         return DeletedResponse(id=response_id, object="response", deleted=True)
 
     @routes.get(f"{PATH}/{{response_id}}/input_items", summary="What a response was made from")
     async def list_input_items(
-        request: Request,
+        tenant: Tenant,
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> ItemList:
-        tenant = authenticate(request.headers, gateway.settings.api_keys)
         context = await gateway.on_worker(shelf.store.context, tenant, response_id)
         return page_of(_found(response_id, context), limit=limit, order=order, after=after)
 
@@ -118,7 +113,7 @@ def _sender(arrival: Arrival) -> Sender:
     return Sender(
         id=arrival.id,
         tenant=arrival.tenant,
-        session=session_of(arrival),
+        session=arrival.session(),
         fallback=arrival.headers.get("session-id") or None,
     )
 

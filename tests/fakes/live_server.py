@@ -24,6 +24,7 @@ from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.app import create_app
 from server.http.gateway import Gateway
+from server.http.keys import Keys
 from server.listen import listen, url_of
 from server.settings import Settings
 from server.turn.served import Served
@@ -122,7 +123,7 @@ def live(
     settings = settings or Settings()
     key = settings.api_keys[0] if settings.api_keys else "unused"
     engine = engine or FakeEngine()
-    gateway = Gateway(engine, served or fake_served(), settings)
+    gateway = Gateway(engine, served or fake_served(), settings, Keys.of(settings))
     app = CheckedApp(create_app(gateway))
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
     server = _Server(config)

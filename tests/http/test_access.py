@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cache.planner import SlotKey
+from server.errors import AuthenticationError
+from server.http.keys import KeyFileError, Keys, read_keys, tenant_of_key
 from server.settings import Settings
 from tests.fakes.fake_engine import FakeEngine, fake_served
 from tests.fakes.live_server import ASK, Live, error_of, live
@@ -134,3 +138,42 @@ def test_unknown_paths_and_methods_are_errors_of_the_same_shape(
 )
 def test_a_refused_method_is_told_all_that_may_be_done(server: Live, path: str, methods: str) -> None:
     assert server.http.put(path).headers["allow"] == methods
+
+
+def test_keys_of_a_file_are_known_by_their_digest_and_are_tenants_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    digests = [hashlib.sha256(key).hexdigest() for key in (b"k1", b"k2")]
+    file.write_text(f"# ours\n\nanna  {digests[0]}\nbo {digests[1]}\n")
+    keys = Keys.of(Settings(api_keys=("k3",), api_key_file=file))
+    assert [keys.tenant_of(key) for key in ("k1", "k2", "k3")] == ["anna", "bo", tenant_of_key("k3")]
+    for unknown in ("k4", "anna", hashlib.sha256(b"k1").hexdigest(), ""):
+        with pytest.raises(AuthenticationError):
+            keys.tenant_of(unknown)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "# none\n", "anna k1\n", f"anna {'0' * 63}", f"a {'0' * 64}\na {'1' * 64}"]
+)
+def test_a_wrong_file_of_keys_is_refused_without_telling_its_lines(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(KeyFileError) as caught:
+        read_keys(file)
+    assert "k1" not in str(caught.value)
+
+
+def test_the_document_says_where_a_key_goes() -> None:
+    with live() as server:
+        document = server.http.get("/openapi.json").json()
+    assert set(document["components"]["securitySchemes"]) == {"HTTPBearer", "APIKeyHeader"}
+    for path in ("/v1/chat/completions", "/v1/slots/{slot}", "/metrics", "/v1/models"):
+        for operation in document["paths"][path].values():
+            assert operation["security"], path
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+def test_a_wrong_query_is_refused_in_the_usual_shape() -> None:
+    with live() as server:
+        response = server.http.get("/v1/responses/resp_1/input_items?limit=0")
+        assert response.status_code == 400
+        assert error_of(response)["param"] == "limit"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.openai import chat_reply, completion_reply, usage
-from server.openai.reply_schema import Usage
+from server.openai import bodies, completions, encoder
+from server.openai.bodies import Usage
 from tests.fakes.live_server import live
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -29,10 +29,10 @@ def test_a_field_too_many_or_too_few_fails_the_test(
     path: str, stream: bool, change: Change, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(*arguments: Any) -> Usage:
-        return change(dict(usage.usage_body(*arguments)))  # type: ignore[return-value]
+        return change(dict(bodies.usage_body(*arguments)))  # type: ignore[return-value]
 
-    monkeypatch.setattr(chat_reply, "usage_body", changed)
-    monkeypatch.setattr(completion_reply, "usage_body", changed)
+    monkeypatch.setattr(encoder, "usage_body", changed)
+    monkeypatch.setattr(completions, "usage_body", changed)
     asked: dict[str, Any] = (
         {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
     )

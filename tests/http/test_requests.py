@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from model.sampling import SamplingParams
-from server.openai.chat_schema import ChatRequest
+from server.openai.schema import ChatRequest
 from tests.fakes.fake_engine import fake_served
 from tests.fakes.live_server import ASK, Live, error_of, live
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from server.events import Event, Progress
-from server.http.courier import Courier
+from server.http.run import Courier
 from server.http.watch import Watch
 
 

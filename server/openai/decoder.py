@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from model.errors import InputError
-from server.http.arrival import Arrival, session_of
+from server.http.intake import Arrival
 from server.http.schema import parse
-from server.openai.chat_checks import check_pairs, continues_of
-from server.openai.chat_reply import ChatReplyShape
-from server.openai.chat_schema import (
+from server.openai.encoder import ChatReplyShape
+from server.openai.messages import AllowedToolsChoice, AssistantMessage, NamedTool
+from server.openai.schema import (
     ChatRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
     SamplingFields,
 )
-from server.openai.message_schema import AllowedToolsChoice, NamedTool
 from server.settings import Settings
 from server.turn.compose import ComposedTurn, compose
 from server.turn.served import Served
@@ -56,7 +55,7 @@ def turn_of(request: ChatRequest, arrival: Arrival) -> Turn:
     return Turn(
         id=arrival.id,
         tenant=arrival.tenant,
-        session=session_of(arrival, request.prompt_cache_key, (request.metadata or {}).get("session_id")),
+        session=arrival.session(request.prompt_cache_key, (request.metadata or {}).get("session_id")),
         user=request.safety_identifier or request.user,
         model=request.model,
         messages=[message.model_dump(exclude_none=True) for message in request.messages],
@@ -183,3 +182,50 @@ def _shape(request: ChatRequest, arrival: Arrival, served: Served, settings: Set
         service_tier=None if request.service_tier is None else "default",
         metadata=request.metadata,
     )
+
+
+def check_stream_options(fields: SamplingFields) -> None:
+    """Refuse options of a stream where none is wanted.
+
+    Raises:
+        InputError: as it says.
+    """
+    if fields.stream_options is not None and not fields.stream:
+        raise InputError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+
+
+def check_pairs(request: ChatRequest) -> None:
+    """Refuse fields that make no sense together.
+
+    Raises:
+        InputError: names the field that is one too many.
+    """
+    check_stream_options(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InputError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    wanted = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(wanted) > 1:
+        raise InputError(
+            "'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens"
+        )
+
+
+def continues_of(request: ChatRequest) -> bool | None:
+    """Whether the client says that the reply goes on writing the last message; None when it says nothing.
+
+    Raises:
+        InputError: it says both.
+    """
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InputError(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="add_generation_prompt",
+        )
+    if request.continue_final_message is not None:
+        return request.continue_final_message
+    last = request.messages[-1]
+    if isinstance(last, AssistantMessage) and last.prefix is not None:
+        return last.prefix
+    if request.add_generation_prompt is not None:
+        return not request.add_generation_prompt
+    return None

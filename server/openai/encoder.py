@@ -8,11 +8,10 @@ from itertools import groupby
 from typing import Any, Literal
 
 from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.errors import error_body
 from server.events import Event, Finished, Planned, Progress
-from server.http.stream import Frame
-from server.openai.logprobs import logprob_bodies
-from server.openai.manners import OpenAIManners
-from server.openai.reply_schema import (
+from server.http.stream import COMMENT, Frame
+from server.openai.bodies import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -26,10 +25,12 @@ from server.openai.reply_schema import (
     ToolCallBody,
     ToolCallDelta,
     Usage,
+    logprob_bodies,
+    plan_body,
+    usage_body,
 )
-from server.openai.usage import plan_body, usage_body
 from server.settings import ReasoningField
-from server.turn.reply import Reply
+from server.turn.reply import Replies, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,24 @@ class ChatReplyShape:
     include_usage: bool = False
     service_tier: Literal["default"] | None = None
     metadata: dict[str, str] | None = None
+
+
+class OpenAIManners:
+    """The ground of this dialect's encoders: comments keep a stream alive, ``[DONE]`` ends it.
+
+    Args:
+        n: replies wanted.
+    """
+
+    keep_alive = COMMENT
+    last = b"data: [DONE]\n\n"
+
+    def __init__(self, n: int) -> None:
+        self.replies = Replies(n)
+
+    def failure(self, error: Exception) -> list[Frame]:
+        """One frame with the error's body."""
+        return [Frame(error_body(error))]
 
 
 class ChatEncoder(OpenAIManners):

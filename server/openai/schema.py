@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/chat/completions``."""
+"""The bodies of ``POST /v1/chat/completions`` and ``POST /v1/completions``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from server.http.schema import OnlyFalse, Schema
-from server.openai.message_schema import Message, Tool, ToolChoice
+from server.openai.messages import Message, Tool, ToolChoice
 
 Metadata = Annotated[
     dict[
@@ -114,3 +114,23 @@ class ChatRequest(SamplingFields):
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
+
+
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+MANY = Field(min_length=1, max_length=128)
+Prompt = str | Annotated[list[str], MANY] | TokenIds | Annotated[list[TokenIds], MANY]
+
+
+class CompletionRequest(SamplingFields):
+    """A request to go on from a text, or from each of several.
+
+    In text, control strings such as ``<|im_start|>`` are control tokens: whoever sends a bare prompt
+    writes the template too. There is no echo, no suffix, and no choosing among more replies than asked for.
+    """
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: OnlyFalse | None = None
+    suffix: None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
