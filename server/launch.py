@@ -41,6 +41,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
     served = Served(
         names=names_of(settings, path),
         aliases=settings.served_model_names,
+        patterns=settings.model_aliases,
         created=int(time.time()),
         info=info,
         chat=chat,

@@ -90,6 +90,11 @@ class ModelSettings(Section):
         validation_alias=AliasChoices("served_model_names", "served_model_name"),
         description="a further name that requests may use; repeatable, replies carry the first",
     )
+    model_aliases: Names = Field(
+        (),
+        validation_alias=AliasChoices("model_aliases", "model_alias"),
+        description="a pattern of further names that requests may use, such as 'claude-*'; repeatable",
+    )
     context_length: int | None = Field(
         None, gt=0, description="longest conversation in tokens, reply included (default: the model's limit)"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,14 +13,15 @@ from server.anthropic.request import marks_cache, turn_of
 from server.anthropic.schema.replies import CountBody, MessageBody
 from server.anthropic.schema.requests import CountTokensRequest, MessagesRequest
 from server.anthropic.thinking import shows_thoughts
-from server.http.arrival import Arrival, receive
 from server.http.gateway import Gateway
+from server.http.intake import Arrival, arrives
 from server.http.openapi import takes
 from server.http.schema import parse
 from server.settings import Settings
 from server.turn.compose import ComposedTurn, compose, count_tokens
 from server.turn.served import Served
 
+MessageArrival = Annotated[Arrival, arrives("msg_")]
 STREAMED = """Events of the types `message_start`, `content_block_start`, `content_block_delta`,
 `content_block_stop`, `message_delta`, `message_stop`, with `ping` at any time; an `error` event when it
 fails midway."""
@@ -39,8 +40,7 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=takes(MessagesRequest),
         responses={200: {"model": MessageBody, "content": {"text/event-stream": {"schema": _events()}}}},
     )
-    async def create_message(request: Request) -> Response:
-        arrival = await receive(request, gateway.settings, prefix="msg")
+    async def create_message(request: Request, arrival: MessageArrival) -> Response:
         run = gateway.new_run(arrival.id)
         asked = await gateway.on_worker(_compose, arrival, gateway.served, gateway.settings)
         return await gateway.answer(
@@ -57,8 +57,7 @@ def router(gateway: Gateway) -> APIRouter:
         summary="How many tokens a conversation has",
         openapi_extra=takes(CountTokensRequest),
     )
-    async def count_message_tokens(request: Request) -> CountBody:
-        arrival = await receive(request, gateway.settings, prefix="msg")
+    async def count_message_tokens(arrival: MessageArrival) -> CountBody:
         return await gateway.on_worker(_count, arrival, gateway.served, gateway.settings)
 
     @routes.get("/api/hello", include_in_schema=False)

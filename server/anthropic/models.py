@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.routing import Match
@@ -14,8 +14,8 @@ from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from model.errors import InputError
-from server.http.auth import authenticate
 from server.http.gateway import Gateway
+from server.http.intake import authenticate
 from server.turn.served import Served
 
 PAGE = 20
@@ -53,18 +53,16 @@ class OwnRoute(APIRoute):
 
 def router(gateway: Gateway) -> APIRouter:
     """The models endpoints; they must be asked before OpenAI's."""
-    routes = APIRouter(route_class=OwnRoute, include_in_schema=False)
-    served, api_keys = gateway.served, gateway.settings.api_keys
+    routes = APIRouter(route_class=OwnRoute, include_in_schema=False, dependencies=[Depends(authenticate)])
+    served = gateway.served
 
     @routes.get("/v1/models")
     async def list_models(
-        request: Request,
         after_id: str | None = None,
         before_id: str | None = None,
-        limit: Annotated[str | None, Query()] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = PAGE,
     ) -> ModelPage:
-        authenticate(request.headers, api_keys)
-        names, has_more = _page(served.listed, after_id, before_id, _limit(limit))
+        names, has_more = _page(served.listed, after_id, before_id, limit)
         return ModelPage(
             data=[_body(served, name) for name in names],
             has_more=has_more,
@@ -73,20 +71,11 @@ def router(gateway: Gateway) -> APIRouter:
         )
 
     @routes.get("/v1/models/{name:path}")
-    async def retrieve_model(request: Request, name: str) -> ModelBody:
-        authenticate(request.headers, api_keys)
+    async def retrieve_model(name: str) -> ModelBody:
         served.check_name(name)
         return _body(served, name)
 
     return routes
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return PAGE
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise InputError("'limit' must be a number from 1 to 1000.", param="limit")
-    return int(text)
 
 
 def _page(

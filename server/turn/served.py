@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,6 +77,7 @@ class Served:
     Attributes:
         names: what a request may call it; the first is how it calls itself.
         aliases: those of them that the operator gave; clients are shown these, or else the first name alone.
+        patterns: of other models' names that stand for this one; the operator's, too.
         created: Unix time at which it was loaded.
         sampling: what a request that says nothing gets, from the checkpoint's generation_config.json.
     """
@@ -84,6 +86,7 @@ class Served:
     created: int
     info: ModelInfo
     aliases: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     chat: ChatRenderer = field(repr=False)
     tokens: TokenTable = field(repr=False)
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -97,17 +100,20 @@ class Served:
         return self.aliases or self.names[:1]
 
     def check_name(self, name: str | None) -> None:
-        """Accept any of the model's names, and a request that names none.
+        """Accept any of the model's names, one of the patterns, and a request that names none.
 
         Raises:
             NotFoundError: another model is wanted; nothing is ever loaded or fetched for a request.
         """
-        if name is not None and name not in self.names:
+        if name is not None and not self._answers_to(name):
             raise NotFoundError(
                 f"The model '{name}' does not exist here; this server has '{self.name}'.",
                 param="model",
                 code="model_not_found",
             )
+
+    def _answers_to(self, name: str) -> bool:
+        return name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def room_for(self, n_prompt: int, n_wanted: int | None, *, param: str = "messages") -> int:
         """How many reply tokens a prompt of ``n_prompt`` may have: ``n_wanted``, or what fits if less.

@@ -190,6 +190,7 @@ class FakeTokens:
 def fake_served(
     *names: str,
     aliases: tuple[str, ...] = (),
+    patterns: tuple[str, ...] = (),
     context_length: int = 4096,
     sampling: SamplingParams | None = None,
 ) -> Served:
@@ -197,6 +198,7 @@ def fake_served(
     return Served(
         names=names or ("demo",),
         aliases=aliases,
+        patterns=patterns,
         created=1_700_000_000,
         info=ModelInfo(
             name="demo", context_length=context_length, device="none", budget_bytes=1 << 30, vocab_size=256

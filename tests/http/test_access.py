@@ -36,6 +36,15 @@ def test_f10_every_name_of_the_model_is_taken_and_no_other() -> None:
         assert server.http.get("/v1/models/gpt-4o").status_code == 404
 
 
+def test_f10_patterns_of_other_models_names_stand_for_the_model_once_they_are_given() -> None:
+    with live(served=fake_served("demo", patterns=("claude-*", "gpt-4?"))) as server:
+        for name in ("claude-opus-5-5", "gpt-4o"):
+            assert server.chat(model=name).json()["model"] == "demo"
+        for name in ("gpt-4", "gpt-4.1", "aclaude-x", "CLAUDE-1"):
+            assert server.chat(model=name).status_code == 404
+        assert [model.id for model in server.openai.models.list()] == ["demo"]
+
+
 @pytest.mark.parametrize(("aliases", "listed"), [((), ["a"]), (("a", "b"), ["a", "b"])])
 def test_one_model_is_listed_once_or_by_its_aliases(aliases: tuple[str, ...], listed: list[str]) -> None:
     with live(served=fake_served("a", "b", "/models/demo", aliases=aliases)) as server:
