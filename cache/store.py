@@ -28,7 +28,7 @@ from cache.selection import Candidate, Choice
 from cache.shelf import Counters, Shelf, check_all
 from cache.slots import SlotInfo, describe
 from cache.state import SequenceState, StateCodec
-from cache.travel import Departure, Traveller
+from cache.travel import Departure, Traveller, contents, fingerprint_of
 
 MIN_RECALL_TOKENS = 64
 """Reading back from the disk must save at least so much over what memory holds."""
@@ -273,6 +273,16 @@ class Store:
         """States to arrays and back."""
         assert self._codec is not None, "this store was made without a codec"
         return self._codec
+
+    def contents(self, tenant: str | None) -> dict[str, Callable[[], bytes]]:
+        """What ``tenant`` has at rest in memory, as files by name; to be read before the store is changed."""
+        fingerprint = fingerprint_of(self.metadata, self.codec.layout)
+        return {
+            name: make
+            for entry in self._shelf.entries()
+            if entry.slot.tenant == tenant
+            for name, make in contents(entry, fingerprint, self.codec).items()
+        }
 
     def depart(self, slot: SlotKey, without: Collection[str] = ()) -> Departure | None:
         """A file of what ``slot`` has at rest, to be read piece by piece; None where there is nothing.

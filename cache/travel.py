@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
@@ -69,15 +70,27 @@ class Departure:
         without: Collection[str] = (),
     ) -> None:
         self._codec = codec
-        self._fingerprint = _fingerprint(metadata, codec.layout)
-        header = {"format": FORMAT, "metadata": _metadata_facts(metadata), "layout": codec.layout}
+        self._fingerprint = fingerprint_of(metadata, codec.layout)
         self._pieces: deque[tuple[Entry | None, Callable[[], bytes]]] = deque()
-        self._put(None, HEADER, json.dumps(header).encode)
-        sent = set(without)
+        self._members: list[str] = []
+        self._names: dict[str, None] = {}
+        left_out = frozenset(without)
         for entry in entries:
-            self._plan(entry, sent)
+            self._plan(entry, left_out)
+        header = {
+            "format": FORMAT,
+            "metadata": _metadata_facts(metadata),
+            "layout": codec.layout,
+            "members": self._members,
+        }
+        self._pieces.appendleft((None, lambda: _member(HEADER, json.dumps(header).encode())))
         self._pieces.append((None, lambda: bytes(2 * _RECORD)))
         self.n_tokens = sum(len(entry) for entry in entries)
+
+    @property
+    def content_names(self) -> list[str]:
+        """The content of all entries, in the order of the file."""
+        return list(self._names)
 
     def read(self) -> bytes | None:
         """The next piece; None after the last."""
@@ -90,28 +103,18 @@ class Departure:
                 content = piece()
                 self._pieces[i] = (None, lambda content=content: content)  # type: ignore[misc]
 
-    def _plan(self, entry: Entry, sent: set[str]) -> None:
+    def _plan(self, entry: Entry, without: frozenset[str]) -> None:
         manifest = _whole(entry, self._fingerprint)
         facts, ids = to_facts(manifest), {"ids": manifest.ids}
         name = f"conversations/{manifest.lineage}"
         self._put(None, name, partial(blob.pack, name, self._fingerprint, facts, ids))
-        for rows in manifest.rows:
-            if rows.name not in sent:
-                sent.add(rows.name)
-                make = partial(self._codec.rows, entry.state, rows.start, rows.end)
-                self._put_content(entry, rows.name, make)
-        checkpoints = {c.length: c for c in (*entry.ring.checkpoints, entry.state.snapshot())}
-        for state in manifest.states:
-            if state.name not in sent:
-                sent.add(state.name)
-                self._put_content(
-                    entry, state.name, partial(self._codec.recurrent, checkpoints[state.length])
-                )
-
-    def _put_content(self, entry: Entry, name: str, make: Callable[[], Buffers]) -> None:
-        self._put(entry, f"content/{name}", lambda: blob.pack(name, self._fingerprint, {}, make()))
+        for content, make in contents(entry, self._fingerprint, self._codec).items():
+            if content not in self._names and content not in without:
+                self._put(entry, f"content/{content}", make)
+            self._names[content] = None
 
     def _put(self, entry: Entry | None, name: str, make: Callable[[], bytes]) -> None:
+        self._members.append(name)
         self._pieces.append((entry, lambda: _member(name, make())))
 
 
@@ -171,7 +174,7 @@ def unpack(
     file: IO[bytes],
     metadata: CrossTurnPrefixMetadata,
     layout: str,
-    known: Callable[[str], bytes | None] = lambda _name: None,
+    known: Callable[[Collection[str]], Mapping[str, bytes]] = lambda _names: {},
 ) -> tuple[Traveller, ...]:
     """Read a whole file and verify all of it: it is taken whole or not at all.
 
@@ -179,35 +182,69 @@ def unpack(
         file: as :class:`Departure` wrote it.
         metadata: of the model that serves.
         layout: of the serving codec.
-        known: gives content that the file leaves out by its name.
+        known: gives content that the file leaves out, by name, as far as it is here.
 
     Raises:
         DamagedParcelError: something of it is not what was written, or is missing.
         ForeignParcelError: another model wrote it.
     """
-    fingerprint = _fingerprint(metadata, layout)
+    fingerprint = fingerprint_of(metadata, layout)
     members = dict(_members(file))
-    _check_header(members.pop(HEADER, b""), metadata, layout)
-    contents = {name: content for name, content in members.items() if name.startswith("content/")}
-
-    def content(name: str) -> Buffers:
-        packed = contents.get(f"content/{name}") or known(name)
-        if packed is None:
-            raise DamagedParcelError(f"{name} is missing")
-        return _unpacked(name, packed, fingerprint)[1]
-
-    travellers = []
-    for name, packed in members.items():
-        if not name.startswith("conversations/"):
-            continue
-        facts, arrays = _unpacked(name, packed, fingerprint)
-        manifest = _manifest(facts, arrays, fingerprint)
-        rows = tuple(content(part.name) for part in manifest.rows)
-        states = tuple((part.length, content(part.name)) for part in manifest.states)
-        travellers.append(Traveller(manifest, rows, states))
-    if not travellers:
+    _check_header(members.pop(HEADER, b""), metadata, layout, list(members))
+    manifests = [
+        _manifest(*_unpacked(name, packed, fingerprint), fingerprint)
+        for name, packed in members.items()
+        if name.startswith("conversations/")
+    ]
+    if not manifests:
         raise DamagedParcelError("it holds no conversation")
-    return tuple(travellers)
+    packed = {name.removeprefix("content/"): content for name, content in members.items()}
+    needed = frozenset[str]().union(*(manifest.file_names for manifest in manifests))
+    packed |= known([name for name in needed if name not in packed])
+    if missing := sorted(name for name in needed if name not in packed):
+        raise DamagedParcelError(f"{missing[0]} is missing")
+    arrays = {name: _unpacked(name, packed[name], fingerprint)[1] for name in needed}
+    return tuple(
+        Traveller(
+            manifest,
+            tuple(arrays[part.name] for part in manifest.rows),
+            tuple((part.length, arrays[part.name]) for part in manifest.states),
+        )
+        for manifest in manifests
+    )
+
+
+def contents(entry: Entry, fingerprint: str, codec: StateCodec) -> dict[str, Callable[[], bytes]]:
+    """What makes each file of ``entry``, by its name; to be called before the entry changes.
+
+    Args:
+        fingerprint: see :func:`fingerprint_of`.
+    """
+
+    def packed(name: str, make: Callable[[], Buffers]) -> bytes:
+        return blob.pack(name, fingerprint, {}, make())
+
+    manifest = _whole(entry, fingerprint)
+    checkpoints = {c.length: c for c in (*entry.ring.checkpoints, entry.state.snapshot())}
+    rows = {
+        part.name: partial(packed, part.name, partial(codec.rows, entry.state, part.start, part.end))
+        for part in manifest.rows
+    }
+    states = {
+        part.name: partial(packed, part.name, partial(codec.recurrent, checkpoints[part.length]))
+        for part in manifest.states
+    }
+    return {**rows, **states}
+
+
+def complete_contents(file: IO[bytes], fingerprint: str) -> Iterator[tuple[str, bytes]]:
+    """The sound content of a file that may be cut: what of it need not be sent again."""
+    with suppress(DamagedParcelError):
+        for name, packed in _members(file):
+            _, is_content, own = name.rpartition("content/")
+            if is_content:
+                _unpacked(own, packed, fingerprint)
+                yield own, packed
 
 
 def _whole(entry: Entry, fingerprint: str) -> Manifest:
@@ -222,7 +259,8 @@ class _Everything:
         return True
 
 
-def _fingerprint(metadata: CrossTurnPrefixMetadata, layout: str) -> str:
+def fingerprint_of(metadata: CrossTurnPrefixMetadata, layout: str) -> str:
+    """Stands for all that must agree for content to mean anything."""
     facts = json.dumps([_metadata_facts(metadata), layout], sort_keys=True)
     return blake2b(facts.encode(), digest_size=16).hexdigest()
 
@@ -237,11 +275,13 @@ def _metadata_facts(metadata: CrossTurnPrefixMetadata) -> dict[str, Any]:
     }
 
 
-def _check_header(packed: bytes, metadata: CrossTurnPrefixMetadata, layout: str) -> None:
+def _check_header(
+    packed: bytes, metadata: CrossTurnPrefixMetadata, layout: str, members: Sequence[str]
+) -> None:
     try:
         header = json.loads(packed)
         theirs: Mapping[str, Any] = header["metadata"]
-        format_, their_layout = header["format"], header["layout"]
+        format_, their_layout, announced = header["format"], header["layout"], header["members"]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedParcelError("it has no header, or no such file") from error
     if format_ != FORMAT:
@@ -252,6 +292,8 @@ def _check_header(packed: bytes, metadata: CrossTurnPrefixMetadata, layout: str)
             raise ForeignParcelError(field.name, theirs.get(field.name), ours[field.name])
     if their_layout != layout:
         raise ForeignParcelError("layout", "another one", "its own")
+    if members != announced:
+        raise DamagedParcelError("it does not hold what it announces")
 
 
 def _manifest(facts: dict[str, Any], arrays: Buffers, fingerprint: str) -> Manifest:

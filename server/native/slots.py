@@ -47,11 +47,11 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.get("/v1/slots/{slot}", summary="Describe a slot", responses=errors(404))
     async def retrieve_slot(tenant: Tenant, slot: str) -> SlotBody:
-        wanted = SlotKey(tenant, _slot_id(slot))
+        wanted = SlotKey(tenant, slot_id(slot))
         known = await asyncio.wrap_future(engine.call(lambda store: store.slots(tenant)))
         found = next((info for info in known if info.slot == wanted), None)
         if found is None:
-            raise _no_slot(slot)
+            raise no_slot(slot)
         return _slot_body(found)
 
 
@@ -60,10 +60,10 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.delete("/v1/slots/{slot}", summary="Forget a slot", responses=errors(404))
     async def delete_slot(tenant: Tenant, slot: str) -> SlotDeleted:
-        wanted = SlotKey(tenant, _slot_id(slot))
+        wanted = SlotKey(tenant, slot_id(slot))
         n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted)))
         if not n_entries:
-            raise _no_slot(slot)
+            raise no_slot(slot)
         return SlotDeleted(object="slot.deleted", slot=slot, entries=n_entries, deleted=True)
 
     @routes.post(
@@ -73,23 +73,29 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
         responses=errors(400, 404, 413, 415),
     )
     async def fork_slot(tenant: Tenant, slot: str, body: JsonBody) -> SlotForked:
-        source = SlotKey(tenant, _slot_id(slot))
+        source = SlotKey(tenant, slot_id(slot))
         target = SlotKey.for_session(tenant, parse(ForkRequest, body).session_id)
         if source == target:
             raise InputError("The session has this slot already.", param="session_id")
         n_entries = await asyncio.wrap_future(engine.call(lambda store: store.fork(source, target)))
         if not n_entries:
-            raise _no_slot(slot)
+            raise no_slot(slot)
         return SlotForked(object="slot.forked", slot=str(target), source=slot, entries=n_entries)
 
 
-def _slot_id(text: str) -> CrossTurnSlotId:
+def slot_id(text: str) -> CrossTurnSlotId:
+    """The slot that a path names.
+
+    Raises:
+        NotFoundError: it is no slot's id.
+    """
     if not re.fullmatch(r"[0-9a-f]{16}", text):
-        raise _no_slot(text)
+        raise no_slot(text)
     return CrossTurnSlotId(int(text, 16))
 
 
-def _no_slot(text: str) -> NotFoundError:
+def no_slot(text: str) -> NotFoundError:
+    """Says that the tenant has no such slot."""
     return NotFoundError(f"There is no slot '{text}'.", param="slot", code="slot_not_found")
 
 

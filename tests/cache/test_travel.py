@@ -171,6 +171,15 @@ def test_content_that_the_other_side_has_stays_out_of_the_file() -> None:
     assert len(part) < len(whole)
     with pytest.raises(DamagedParcelError, match="is missing"):
         opened(part)
+    there = make_store()
+    ask(there, chat(SYSTEM, words(2000, 1500)), words(1, 3), slot=OTHER)
+    held = there.contents(OTHER.tenant)
+    assert has <= set(held)
+    found = unpack(
+        io.BytesIO(part), METADATA, "integers", lambda names: {name: held[name]() for name in names}
+    )
+    there.arrive(found, SLOT)
+    there.check()
 
 
 def test_what_is_larger_than_the_budget_is_refused_before_anything_is_taken() -> None:

@@ -6,15 +6,19 @@ did.
 
 from __future__ import annotations
 
+import io
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from cache.planner import SlotKey
+from cache.store import BudgetError
+from cache.travel import unpack
 from model.codec import StateCodec
 from model.state import Checkpoint, Recurrent, State
 from tests.engine.test_warm_equals_cold import SCENARIO, Act, MakeLoop, Step, Walk
@@ -54,6 +58,20 @@ class RestartedWalk(Walk):
             self._warm.loop.store.fork(old, new)
             self.done["slots forked"] += 1
 
+    def travel(self, session: int) -> None:
+        """A session's conversations leave in a file, are forgotten, and come back out of the file."""
+        store = self._warm.loop.store
+        slot = SlotKey.for_session(None, f"session-{session}")
+        departure = store.depart(slot)
+        if departure is None:
+            return
+        file = io.BytesIO(b"".join(iter(lambda: departure.read() or b"", b"")))
+        store.departed(departure)
+        store.delete(slot)
+        with suppress(BudgetError):
+            store.arrive(unpack(file, store.metadata, store.codec.layout), slot)
+        self.done["sessions out of a file"] += 1
+
     def close(self) -> None:
         store = self._warm.loop.store
         store.disk.close()
@@ -89,6 +107,8 @@ def walk_with_restarts(
             walk.restart()
         if chance.random() < 0.05:
             walk.fork(chance.randrange(N_SESSIONS), chance.randrange(N_SESSIONS))
+        if chance.random() < 0.05:
+            walk.travel(chance.randrange(N_SESSIONS))
         walk.take(step)
         walk.done[step.act] += 1
     walk.close()
@@ -111,7 +131,13 @@ def test_random_operations_with_restarts_and_evictions_reply_as_fresh_processes_
         done += walk_with_restarts(make_loop, tmp_path / str(number), script, chance, budget_bytes)
     print(f"{n} operations: {dict(sorted(done.items()))}")
     # A walk in which nothing of this happens would prove nothing.
-    for name in ("restarts", "prompts that reused something", "states copied", "conversations evicted"):
+    for name in (
+        "restarts",
+        "sessions out of a file",
+        "prompts that reused something",
+        "states copied",
+        "conversations evicted",
+    ):
         assert done[name] > 0, name
 
 
