@@ -96,6 +96,18 @@ def read(source: CliSettingsSource[ArgumentParser], chosen: Namespace, config: s
     return Settings.model_validate({name: getattr(found, name) for name in found.model_fields_set})
 
 
+def read_file(path: Path) -> Settings:
+    """The settings in a file alone.
+
+    Raises:
+        OptionError: one of them is wrong, or the file cannot be read.
+    """
+    try:
+        return Settings.model_validate(_from_file(path))
+    except ValidationError as error:
+        raise OptionError(f"{path}: {_sentence(error)}") from None
+
+
 def _from_file(path: Path) -> dict[str, Any]:
     """The options in the TOML file at ``path``: flat, or in a table for each section."""
     try:

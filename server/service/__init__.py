@@ -1,0 +1,1 @@
+"""Keeps the server running in the background: a launchd agent on macOS, a systemd user unit on Linux."""

@@ -1,0 +1,132 @@
+"""What a background service runs: one command, and the file of settings that it reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from platformdirs import user_cache_path, user_config_path, user_log_path
+
+from model.errors import CrossturnError
+from server.settings import SECTIONS, Settings, table_of
+
+APP = "crossturn"
+
+
+class ServiceError(CrossturnError):
+    """The service cannot be installed or controlled; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One service.
+
+    Attributes:
+        command: what is run.
+        settings_file: TOML, read by the command at every start.
+        log_file: where its output goes on macOS; systemd keeps a journal of its own.
+    """
+
+    command: tuple[str, ...]
+    settings_file: Path
+    log_file: Path
+
+
+class Manager(Protocol):
+    """What keeps services running on one system."""
+
+    def install(self, spec: Spec) -> None:
+        """Write its definition, over an older one, and have it started at every login."""
+
+    def uninstall(self) -> None:
+        """Stop it and remove its definition."""
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+
+    def stop(self) -> None:
+        """Stop it until the next login."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Its definition is there."""
+        ...
+
+    def state(self) -> str:
+        """A word or a few for people."""
+        ...
+
+    def log_command(self, *, follow: bool) -> Sequence[str]:
+        """A command that shows its log."""
+        ...
+
+
+def spec() -> Spec:
+    """The service of the Python that runs now.
+
+    Raises:
+        ServiceError: it is one that will be gone soon.
+    """
+    if "archive-v0" in Path(sys.prefix).parts:
+        raise ServiceError(
+            "this crossturn was unpacked by uvx for one run: install it (uv tool install crossturn) and "
+            "say that again"
+        )
+    settings_file = user_config_path(APP) / "service.toml"
+    # -P: a folder named `server` in the working directory is not ours.
+    command = (sys.executable, "-P", "-m", "server.cli", "serve", "--config", str(settings_file))
+    return Spec(command, settings_file, user_log_path(APP) / "crossturn.log")
+
+
+def write_settings(settings: Settings, file: Path) -> Settings:
+    """Keep what was chosen in ``file``, readable by its owner alone: there may be API keys in it.
+
+    A service keeps conversations on disk unless it is told where or how much: it is restarted by machines.
+
+    Returns:
+        What is written.
+    """
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    given.setdefault("cache_dir", user_cache_path(APP) / "conversations")
+    if Path(settings.model).expanduser().is_dir():
+        given["model"] = str(Path(settings.model).expanduser().resolve())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["# What `crossturn service` serves. Restart it after a change: crossturn service start"]
+    for section in SECTIONS:
+        named = {name: given[name] for name in section.model_fields if given.get(name) is not None}
+        if named:
+            lines += ["", f"[{table_of(section)}]", *(f"{name} = {_toml(v)}" for name, v in named.items())]
+    file.touch(mode=0o600)
+    file.chmod(0o600)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Settings.model_validate(given)
+
+
+def run(*command: str) -> str:
+    """The output of a command of the system.
+
+    Raises:
+        ServiceError: it failed, or is not there.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise ServiceError(f"there is no {command[0]} here") from error
+    if done.returncode:
+        told = " ".join((done.stderr or done.stdout).split())
+        raise ServiceError(f"{' '.join(command)} failed: {told or f'status {done.returncode}'}")
+    return done.stdout
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(part) for part in value) + "]"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = str(value.resolve()) if isinstance(value, Path) else str(value)
+    return json.dumps(text)  # a basic string of TOML's is written as one of JSON's
