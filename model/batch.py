@@ -9,8 +9,13 @@ import mlx.core as mx
 
 from model.kv import KvRows, merge
 from model.layers.attention import StepGroup
-from model.layers.network import Step
+from model.layers.gdn import Trail
+from model.layers.network import Network
 from model.state import Checkpoint, Recurrent, State
+
+# Steps after an extension during which members stay in buffers of their own: the next extension may be near,
+# and to move them costs a copy of their rows.
+_APART = 64
 
 # Sequences share padded buffers while the padding at most doubles them, or hardly matters.
 _SMALL = 1024
@@ -51,8 +56,8 @@ class DecodeBatch:
         has_grown: the last step may have changed :attr:`n_bytes`.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, network: Network) -> None:
+        self._network = network
         self.has_grown = False
         self._lengths: dict[int, int] = {}  # by key, in the order of joining
         self._joined: dict[int, State] = {}  # members that no step has seen yet
@@ -61,6 +66,8 @@ class DecodeBatch:
         self._rows: tuple[int, ...] = ()
         self._members: list[mx.array] = []  # of each group, in rows of a step
         self._padding: list[mx.array | None] = []  # of each group; None where there is none
+        self._trails: list[Trail] = []  # of an extension whose tokens are not kept yet
+        self._n_since_extended = _APART  # steps
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -130,14 +137,50 @@ class DecodeBatch:
             Logits [B, V], float32, lazy.
         """
         assert tokens.shape == (len(self._lengths),)
-        has_changed = self._rows != self.keys
+        assert not self._trails, "the tokens of the last extension are not kept yet"
+        self._n_since_extended += 1
+        has_changed = self._rows != self.keys or self._n_since_extended == _APART
         if has_changed:
             self._settle()
         self.has_grown = has_changed or any(rows.is_full for group in self._groups for rows in group.kv[:1])
-        logits = self._step(tokens, self._positions(), self._recurrent)
+        logits = self._network.step(tokens, self._positions(), self._recurrent)
         for key in self._lengths:
             self._lengths[key] += 1
         return logits
+
+    def extend(self, tokens: mx.array) -> mx.array:
+        """Feed T tokens to every member, of which :meth:`keep` must then say how many stay.
+
+        What a member keeps may differ from member to member, so they stand in buffers of their own from here
+        on, until a number of steps have kept them abreast.
+
+        Args:
+            tokens: [B, T] ids in the order of :attr:`keys`; may be lazy. Where a member has fewer than T,
+                anything may follow: it is not to be kept.
+
+        Returns:
+            Logits [B, T, V], float32, lazy: of each token, what comes after it.
+        """
+        assert tokens.shape[0] == len(self._lengths)
+        assert not self._trails, "the tokens of the last extension are not kept yet"
+        self._n_since_extended = 0
+        if self._rows != self.keys or any(len(group.keys) > 1 for group in self._groups):
+            self._settle()
+        counts = range(1, tokens.shape[1] + 1)
+        hidden, self._trails = self._network.extend(tokens, self._positions(), self._recurrent, counts)
+        self.has_grown = True
+        return self._network.head(hidden)
+
+    def keep(self, n_tokens: Sequence[int]) -> None:
+        """Let every member keep the first so many tokens, at least one, of the last :meth:`extend`."""
+        assert self._trails, "nothing was extended"
+        assert len(n_tokens) == len(self._lengths)
+        self._recurrent = [trail.at(n_tokens) for trail in self._trails]
+        self._trails = []
+        for key, n in zip(self._lengths, n_tokens, strict=True):
+            self._lengths[key] += n
+            for rows in self._group_of(key).kv:
+                rows.truncate(self._lengths[key])
 
     def _positions(self) -> list[StepGroup]:
         """Each group's buffers and positions for the next step."""
@@ -152,7 +195,8 @@ class DecodeBatch:
             self._joined[key].recurrent if key in self._joined else self._recurrent_of(key)
             for key in self._lengths
         ]
-        wanted = list(_partition(self._lengths))
+        apart = self._n_since_extended < _APART
+        wanted = [(key,) for key in self._lengths] if apart else list(_partition(self._lengths))
         kept = {group.keys: group for group in self._groups if all(map(self._is_settled, group.keys))}
         self._groups = [kept.get(keys) or self._build(keys) for keys in wanted]
         self._recurrent = [_stack(layer) for layer in zip(*rows, strict=True)]

@@ -16,6 +16,7 @@ from model.checkpoint.fingerprint import ModelFingerprint
 from model.checkpoint.weights import parameters
 from model.device import Device
 from model.kv import KvLayout, capacity_for
+from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
 from model.parts import part_tokens, temporary_bytes
@@ -76,7 +77,7 @@ class Forward:
 
     def new_batch(self) -> DecodeBatch:
         """A batch without sequences."""
-        return DecodeBatch(self._network.step)
+        return DecodeBatch(self._network)
 
     def warm_up(self) -> None:
         """Build the kernels that are compiled on first use, so that no request waits for them."""
@@ -104,6 +105,8 @@ class Forward:
         start, end = state.length, state.length + len(ids)
         assert len(ids) >= 1
         assert all(a < b for a, b in zip((start, *capture_at), (*capture_at, end + 1), strict=True))
+        if len(ids) <= self._network.few_tokens:
+            return self._prefill_few(state, mx.array(ids)[None], capture_at)
         checkpoints: list[Checkpoint] = []
         hidden = None
         for first in range(start, end, self.part_tokens):
@@ -116,6 +119,20 @@ class Forward:
         assert hidden is not None
         logits = self._network.head(hidden[:, -1:])[0, 0]
         mx.eval(logits)
+        return Prefilled(logits, tuple(checkpoints))
+
+    def _prefill_few(self, state: State, ids: mx.array, capture_at: Sequence[int]) -> Prefilled:
+        """:meth:`prefill` of ids [1, T] by a step of several tokens."""
+        start, n_tokens = state.length, ids.shape[1]
+        inside = sorted({*(p - start for p in capture_at), n_tokens})
+        group = StepGroup(mx.array([0]), state.kv, start, None)
+        hidden, trails = self._network.extend(ids, [group], state.recurrent, inside)
+        states = [[trail.at([n]) for trail in trails] for n in inside]
+        state.recurrent = states[-1]
+        state.position += n_tokens
+        checkpoints = [Checkpoint(p, tuple(states[inside.index(p - start)])) for p in capture_at]
+        logits = self._network.head(hidden[:, -1:])[0, 0]
+        mx.eval(logits, *state.arrays, *(a for checkpoint in checkpoints for a in checkpoint.arrays))
         return Prefilled(logits, tuple(checkpoints))
 
     def _prefill_part(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
@@ -30,6 +30,7 @@ class StepGroup:
     kv: Sequence[KvRows]
     n_columns: int
     padding: mx.array | None
+    _masks: dict[int, mx.array] = field(default_factory=dict)
 
     @cached_property
     def offset(self) -> int | mx.array:
@@ -42,12 +43,17 @@ class StepGroup:
         offset = self.offset
         return offset if isinstance(offset, mx.array) else mx.array([offset] * self.members.size, mx.int32)
 
-    @cached_property
-    def mask(self) -> mx.array | None:
-        """[b, 1, 1, length] after the step, True where a column is a sequence's own; None if all are."""
+    def mask(self, n_tokens: int) -> Mask:
+        """What each of ``n_tokens`` new tokens sees: [b, 1, T, length] after the step, True where a column is
+        a sequence's own and not in the token's future."""
         if self.padding is None:
-            return None
-        return (mx.arange(self.n_columns + 1) >= self.padding[:, None])[:, None, None, :]
+            return "causal" if n_tokens > 1 else None
+        if n_tokens not in self._masks:
+            columns = mx.arange(self.n_columns + n_tokens)
+            own = (columns >= self.padding[:, None])[:, None, None, :]
+            past = columns <= mx.arange(self.n_columns, self.n_columns + n_tokens)[:, None]
+            self._masks[n_tokens] = own if n_tokens == 1 else own & past
+        return self._masks[n_tokens]
 
 
 def batch_order(groups: Sequence[StepGroup]) -> mx.array:
@@ -73,24 +79,26 @@ class Attention:
         return self._mix(self._over(q, k, v, rows, rows.length, mask), gate)
 
     def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
-        """Append one token to each of B sequences and attend over everything.
+        """Append T tokens to each of B sequences and attend over everything.
 
         Args:
-            x: [B, 1, H].
+            x: [B, T, H].
             groups: the sequences that share padded buffers; together they are all B.
             layer: which of the groups' rows belong to this layer.
 
         Returns:
-            [B, 1, H].
+            [B, T, H].
         """
         q, k, v, gate = self._project(x)
+        n_tokens = x.shape[1]
         if len(groups) == 1:
             group = groups[0]
-            return self._mix(self._over(q, k, v, group.kv[layer], group.offset, group.mask), gate)
+            return self._mix(self._over(q, k, v, group.kv[layer], group.offset, group.mask(n_tokens)), gate)
         outs = []
         for group in groups:
             at = group.members
-            outs.append(self._over(q[at], k[at], v[at], group.kv[layer], group.offset, group.mask))
+            mask = group.mask(n_tokens)
+            outs.append(self._over(q[at], k[at], v[at], group.kv[layer], group.offset, mask))
         return self._mix(mx.concatenate(outs)[batch_order(groups)], gate)
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:

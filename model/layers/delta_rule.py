@@ -50,6 +50,19 @@ class DeltaRule(Protocol):
     ) -> tuple[mx.array, mx.array]:
         """One token of each of B sequences."""
 
+    def few(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        log_decay: mx.array,
+        beta: mx.array,
+        state: mx.array,
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """A few tokens of each of B sequences, [B, T, ...]: outputs [B, T, Hv, Dv] and the states
+        wanted, the last one among them."""
+
 
 class Chunked:
     """Array operations throughout."""
@@ -73,6 +86,24 @@ class Chunked:
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
         return delta_rule_step(q, k, v, log_decay, beta, state)
+
+    def few(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        log_decay: mx.array,
+        beta: mx.array,
+        state: mx.array,
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, list[mx.array]]:
+        outs, captured = [], []
+        for t in range(k.shape[1]):
+            out, state = self.one(q[:, t], k[:, t], v[:, t], log_decay[:, t], beta[:, t], state)
+            outs.append(out)
+            if t + 1 in capture_at:
+                captured.append(state)
+        return mx.stack(outs, axis=1), captured
 
 
 def chunked_delta_rule(

@@ -6,7 +6,9 @@ the state is explicit and can be had from any position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,6 +19,36 @@ from model.layers.projection import Projection
 from model.state import Recurrent
 
 _NORM_EPS = 1e-6  # on the sum of squares of a query or a key
+
+
+class Trail(Protocol):
+    """What a GDN layer passed through while T tokens were fed to each of B sequences."""
+
+    def at(self, n_tokens: Sequence[int]) -> Recurrent:
+        """The state of each sequence after so many of its tokens, each one of those announced, in buffers of
+        its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTrail:
+    """A :class:`Trail` of states that were written down.
+
+    Attributes:
+        rows: what entered the convolution, the window before it in front, [B, K - 1 + T, C].
+        matrices: by token count, [B, Hv, Dv, Dk].
+    """
+
+    rows: mx.array
+    matrices: Mapping[int, mx.array]
+
+    def at(self, n_tokens: Sequence[int]) -> Recurrent:
+        n_kept = self.rows.shape[1] - max(self.matrices)
+        if len(set(n_tokens)) == 1:
+            n = n_tokens[0]
+            return Recurrent(mx.contiguous(self.rows[:, n : n + n_kept]), mx.contiguous(self.matrices[n]))
+        windows = [self.rows[i : i + 1, n : n + n_kept] for i, n in enumerate(n_tokens)]
+        matrices = [self.matrices[n][i : i + 1] for i, n in enumerate(n_tokens)]
+        return Recurrent(mx.concatenate(windows), mx.concatenate(matrices))
 
 
 class Gdn:
@@ -69,6 +101,22 @@ class Gdn:
         log_decay, beta = self._gates(a, b)
         out, matrix = self._ops.rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
         return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
+
+    def extend(self, x: mx.array, past: Recurrent, capture_at: Sequence[int]) -> tuple[mx.array, Trail]:
+        """Feed T tokens to each of B sequences, of which some may be taken back.
+
+        Args:
+            x: [B, T, H].
+            capture_at: token counts in 1..T after which the states may be wanted, ascending.
+
+        Returns:
+            Outputs [B, T, H], and the states on the way.
+        """
+        qkv, z, b, a = self._inputs(x)
+        rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K - 1 + T, C]
+        q, k, v = self._heads(self._convolve(rows, x.shape[1]))
+        out, matrices = self._ops.rule.few(q, k, v, *self._gates(a, b), past.matrix, capture_at)
+        return self._project(out, z), StateTrail(rows, dict(zip(capture_at, matrices, strict=True)))
 
     def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
         """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""

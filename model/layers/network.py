@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,13 +13,34 @@ import mlx.nn as nn
 from model.checkpoint.config import ModelConfig
 from model.layers.attention import Attention, StepGroup
 from model.layers.feed_forward import FeedForward
-from model.layers.gdn import Gdn
+from model.layers.gdn import Gdn, Trail
 from model.layers.ops import AddNorm, Ops
 from model.state import Recurrent
 
 # One token to each of B sequences: ids [B], the groups that they stand in, the state of each GDN layer, to
 # logits [B, V] in float32, lazy or not. The states and the groups' rows advance.
 Step = Callable[[mx.array, Sequence[StepGroup], list[Recurrent]], mx.array]
+
+
+class Extend(Protocol):
+    """T tokens to each of B sequences, of which some may be taken back: the decode step's way through a few
+    tokens of a prompt, and through tokens that are only guessed."""
+
+    def __call__(
+        self,
+        ids: mx.array,
+        groups: Sequence[StepGroup],
+        recurrent: Sequence[Recurrent],
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, list[Trail]]:
+        """Feed ids [B, T]; the groups' rows advance.
+
+        Args:
+            capture_at: token counts in 1..T after which the states may be wanted, ascending, T the last.
+
+        Returns:
+            Rows [B, T, H] after the last norm, and what each GDN layer passed through.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +83,16 @@ class Network:
         blocks: the layers.
         head: rows [..., H] after the last norm to logits [..., V] in float32.
         step: a decode step.
+        extend: a step of several tokens.
+        few_tokens: of one sequence, as many as :attr:`extend` feeds in less time than a prefill does.
     """
 
     embed: Callable[[mx.array], tuple[mx.array, mx.array]]
     blocks: Sequence[Block]
     head: Callable[[mx.array], mx.array]
     step: Step
+    extend: Extend
+    few_tokens: int = 0
 
 
 def network_of(
@@ -107,7 +134,8 @@ def network_of(
     def head(hidden: mx.array) -> mx.array:
         return ops.apply(last, hidden).astype(mx.float32)
 
-    return Network(embed, blocks, head, _layerwise(embed, blocks, head, compiles=compiles))
+    step = _layerwise(embed, blocks, head, compiles=compiles)
+    return Network(embed, blocks, head, step, _extension(embed, blocks))
 
 
 def _layerwise(
@@ -136,6 +164,30 @@ def _layerwise(
         return head(h)[:, 0]
 
     return step
+
+
+def _extension(embed: Callable[[mx.array], tuple[mx.array, mx.array]], blocks: Sequence[Block]) -> Extend:
+    """An :class:`Extend` through one block after the other."""
+
+    def extend(
+        ids: mx.array,
+        groups: Sequence[StepGroup],
+        recurrent: Sequence[Recurrent],
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, list[Trail]]:
+        past, n_full = iter(recurrent), count()
+        trails: list[Trail] = []
+        x, h = embed(ids)
+        for block in blocks:
+            if isinstance(block.mixer, Gdn):
+                mixed, trail = block.mixer.extend(h, next(past), capture_at)
+                trails.append(trail)
+            else:
+                mixed = block.mixer.step(h, groups, next(n_full))
+            x, h = block.feed(x, mixed)
+        return h, trails
+
+    return extend
 
 
 def head_of(model: nn.Module, config: ModelConfig) -> nn.Module:

@@ -235,3 +235,64 @@ def test_a_step_after_which_more_memory_is_held_says_so(model: Forward) -> None:
         n_bytes = company.batch.n_bytes
         n_said += company.batch.has_grown
     assert n_said < 10
+
+
+def extend(company: Company, guesses: dict[int, list[int]]) -> None:
+    """One round with guessed tokens: what the model would have written stays, and one token more."""
+    keys = company.batch.keys
+    rows = [[company.replies[key][-1], *guesses[key]] for key in keys]
+    longest = max(map(len, rows))
+    ids = mx.array([row + [7] * (longest - len(row)) for row in rows], mx.uint32)
+    said = mx.argmax(company.batch.extend(ids), axis=-1).tolist()
+    kept = []
+    for key, row, after in zip(keys, rows, said, strict=True):
+        n = next((i for i, guess in enumerate(row[1:]) if guess != after[i]), len(row) - 1) + 1
+        company.replies[key] += after[:n]
+        kept.append(n)
+    company.batch.keep(kept)
+
+
+@pytest.mark.parametrize("n_guesses", [1, 3, 8])
+def test_guessed_tokens_change_no_reply_however_many_are_right(model: Forward, n_guesses: int) -> None:
+    company = Company(model)
+    wanted = {key: alone(model, key, 40) for key in (0, 1, 4)}
+    for key in wanted:
+        company.join(key)
+    for round_ in range(4):
+        guesses = {}
+        for key in wanted:  # right up to a place that moves from round to round and member to member
+            n_said, n_right = len(company.replies[key]), (round_ + key) % (n_guesses + 1)
+            right = wanted[key][n_said : n_said + n_right]
+            guesses[key] = right + [255] * (n_guesses - n_right - (key == 1))
+        extend(company, guesses)
+        if round_ == 1:
+            company.step()
+    for key, reply in company.replies.items():
+        assert reply[:40] == wanted[key][: len(reply)]
+    state = company.batch.leave(4)
+    state.check()
+    fed = np.concatenate([prompt(4), np.array(company.replies[4][:-1], np.uint32)])
+    fresh = model.new_state()
+    model.prefill(fresh, fed)
+    assert state.length == len(fed)
+    for one, other in zip(state.snapshot().arrays, fresh.snapshot().arrays, strict=True):
+        assert mx.allclose(one, other, atol=1e-4).item()
+
+
+def test_members_that_were_extended_stand_together_again_after_some_steps(
+    model: Forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_module, "_APART", 3)
+    company = Company(model)
+    for key in (1, 2):
+        company.join(key)
+    company.step()
+    together = len(company.batch._groups)
+    extend(company, {1: [3], 2: [3]})
+    sizes = []
+    for _ in range(4):
+        company.step()
+        sizes.append(len(company.batch._groups))
+    assert sizes == [2, 2, together, together]
+    for key, reply in company.replies.items():
+        assert reply == alone(model, key, len(reply))

@@ -169,7 +169,7 @@ def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
     mine, plain = CpuAttention(again.self_attn, config, OPS, CREW), Attention(first.self_attn, config, OPS)
     ours, theirs = groups(), groups()
     x = random(n_seqs, 64)
-    found = mine.step_rows(np.array(x), ours, [mine.standing(group) for group in ours], 0)
+    found = mine.step_rows(np.array(x), ours, [mine.standing(group, 1) for group in ours], 0)
     assert same(mx.array(found), plain.step(x[:, None], theirs, 0)[:, 0])
     for one, other in zip(ours, theirs, strict=True):
         for left, right in zip(one.kv[0].copy(one.kv[0].length).arrays, other.kv[0].arrays, strict=True):
@@ -255,7 +255,7 @@ def test_rows_written_at_once_stand_where_appended_ones_would(kv_bits: int) -> N
         each.append(random(1, 2, 255, 32), random(1, 2, 255, 32) + 1)
     for seed in range(3):  # the second one makes the buffers grow
         row = random(1, 2, 1, 32) + seed
-        found = attention.append_row(ours, np.array(row)[:, :, 0], -np.array(row)[:, :, 0])
+        found = attention.append_rows(ours, np.array(row), -np.array(row))
         wanted = theirs.append(row, -row)
         assert ours.length == theirs.length
         assert np.array_equal(found[0], np.array(wanted[0]))

@@ -153,6 +153,19 @@ def test_steps_of_several_sequences_give_what_the_recurrence_gives(rule: DeltaRu
     assert np.allclose(state, np.stack([states[19] for _, states in wanted]), atol=2e-5)
 
 
+def test_a_few_tokens_of_several_sequences_give_what_the_recurrence_gives(rule: DeltaRule) -> None:
+    sequences = [inputs(n, likeness=0.5) for n in (20, 21, 22)]
+    wanted = [recurrence(x) for x in sequences]
+    rows = [
+        mx.stack(side) for side in zip(*([a[:20] for a in x.arrays()[:-1]] for x in sequences), strict=True)
+    ]
+    state = mx.stack([x.arrays()[-1] for x in sequences])
+    out, captured = rule.few(*rows, state, (1, 7, 20))
+    assert np.allclose(out, np.stack([outs[:20] for outs, _ in wanted]), atol=2e-5)
+    for n, found in zip((1, 7, 20), captured, strict=True):
+        assert np.allclose(found, np.stack([states[n - 1] for _, states in wanted]), atol=2e-5)
+
+
 @pytest.mark.parametrize("size", [16, 32, 64])
 def test_the_inverse_holds_where_a_power_series_would_lose_every_digit(size: int) -> None:
     a = np.tril(np.full((3, size, size), 0.95), -1)

@@ -44,7 +44,7 @@ class Standing:
     Attributes:
         members: [b], rows of the batch.
         padding: [b], columns on the left that are none of a sequence's.
-        cos, sin: of the rotary angles, [b, 1, dims / 2].
+        cos, sin: of the rotary angles, [b, T, 1, dims / 2].
     """
 
     members: NDArray[np.int32]
@@ -90,54 +90,87 @@ class CpuAttention(Attention):
         mixed /= one_plus_exp_minus(closing.reshape(mixed.shape), np.empty_like(mixed))
         return mx.array(multiply(mixed, matrix(self._block.o_proj), self._crew))[None]
 
-    def standing(self, group: StepGroup) -> Standing:
-        """Where ``group`` stands; the same for every layer."""
+    def standing(self, group: StepGroup, n_tokens: int) -> Standing:
+        """Where ``group`` stands in a step of T tokens; the same for every layer."""
         members = np.asarray(group.members)
         padding = np.zeros(len(members), np.int32) if group.padding is None else np.asarray(group.padding)
-        angles = (group.n_columns - padding).astype(np.float32)[:, None, None] * self._rates
+        positions = (group.n_columns - padding)[:, None] + np.arange(n_tokens)
+        angles = positions.astype(np.float32)[..., None, None] * self._rates
         return Standing(members, padding, np.cos(angles), np.sin(angles))
 
     def step_rows(
         self, x: Array, groups: Sequence[StepGroup], standings: Sequence[Standing], layer: int
     ) -> Array:
         """:meth:`step` of rows [B, H]; ``standings`` are those of ``groups``."""
-        n_seqs = len(x)
-        q, k, v = self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
-        q = q.reshape(n_seqs, self._n_heads, -1)
-        dim = q.shape[-1] // 2
-        closing = np.ascontiguousarray(q[..., dim:])
-        q, k, v = (
-            self._q_norm(q[..., :dim]),
-            self._k_norm(k.reshape(n_seqs, -1, dim)),
-            v.reshape(n_seqs, -1, dim),
-        )
+        q, k, v, closing = self._rows(x)
         q *= np.float32(self._scale)
-        mixed = np.empty((n_seqs, self._n_heads, dim), np.float32)
+        mixed = np.empty_like(q)
         for group, standing in zip(groups, standings, strict=True):
             at = standing.members if len(groups) > 1 else slice(None)
-            turned, keys = _turned(q[at], standing), _turned(k[at], standing)
-            all_keys, all_values = append_row(group.kv[layer], keys, v[at])
+            turned, keys = (_turned(side[at, None], standing)[:, 0] for side in (q, k))
+            all_keys, all_values = append_rows(group.kv[layer], keys[:, :, None], v[at][:, :, None])
             mixed[at] = attend_one(turned, all_keys, all_values, standing.padding, self._crew)
         mixed /= one_plus_exp_minus(closing, closing)
-        return step_multiply(mixed.reshape(n_seqs, -1), self._step_output, self._crew)
+        return step_multiply(mixed.reshape(len(x), -1), self._step_output, self._crew)
+
+    def extend_rows(
+        self, x: Array, groups: Sequence[StepGroup], standings: Sequence[Standing], layer: int
+    ) -> Array:
+        """:meth:`step` of T tokens of each of B sequences, x [B * T, H]."""
+        n_tokens = standings[0].cos.shape[1]
+        q, k, v, closing = self._rows(x)
+        by_seq = (-1, n_tokens, *q.shape[1:])
+        q, k, v = (
+            q.reshape(by_seq),
+            k.reshape(-1, n_tokens, *k.shape[1:]),
+            v.reshape(-1, n_tokens, *v.shape[1:]),
+        )
+        mixed = np.empty(q.shape, np.float32)
+        for group, standing in zip(groups, standings, strict=True):
+            queries, keys = (_turned(side[standing.members], standing) for side in (q, k))
+            all_keys, all_values = append_rows(
+                group.kv[layer], keys.swapaxes(1, 2), v[standing.members].swapaxes(1, 2)
+            )
+            for i, (member, padding) in enumerate(zip(standing.members, standing.padding, strict=True)):
+                own = slice(int(padding), None)
+                out = attend(
+                    queries[i].swapaxes(0, 1),
+                    all_keys[i, :, own],
+                    all_values[i, :, own],
+                    self._scale,
+                    self._crew,
+                )
+                mixed[member] = out.reshape(mixed[member].shape)
+        mixed = mixed.reshape(closing.shape)
+        mixed /= one_plus_exp_minus(closing, closing)
+        return step_multiply(mixed.reshape(len(x), -1), self._step_output, self._crew)
+
+    def _rows(self, x: Array) -> tuple[Array, Array, Array, Array]:
+        """Rows [n, H] to normed q [n, Hq, D] and k, v [n, Hkv, D], before positions; and the gate."""
+        q, k, v = self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
+        q = q.reshape(len(x), self._n_heads, -1)
+        dim = q.shape[-1] // 2
+        closing = np.ascontiguousarray(q[..., dim:])
+        k, v = (side.reshape(len(x), -1, dim) for side in (k, v))
+        return self._q_norm(q[..., :dim]), self._k_norm(k), v, closing
 
 
-def append_row(rows: KvRows, keys: Array, values: Array) -> tuple[Array, Array]:
-    """Add one row of each sequence, [B, H, D], in place: the buffers' memory is the host's.
+def append_rows(rows: KvRows, keys: Array, values: Array) -> tuple[Array, Array]:
+    """Add rows of each sequence, [B, H, T, D], in place: the buffers' memory is the host's.
 
     Returns views [B, H, length, D] of everything in use, for the moment."""
     if rows.layout.bits:
-        stored = rows.append(mx.array(keys)[:, :, None], mx.array(values)[:, :, None])
+        stored = rows.append(mx.array(keys), mx.array(values))
         return np.asarray(stored[0]), np.asarray(stored[1])
     at = rows.length
-    views = [np.asarray(buffer) for buffer in rows.reserve(1)]
-    for view, row in zip(views, (keys, values), strict=True):
-        view[:, :, at] = row
+    views = [np.asarray(buffer) for buffer in rows.reserve(keys.shape[2])]
+    for view, new in zip(views, (keys, values), strict=True):
+        view[:, :, at : rows.length] = new
     return views[0][:, :, : rows.length], views[1][:, :, : rows.length]
 
 
 def _turned(x: Array, standing: Standing) -> Array:
-    """[b, heads, D] with its first dimensions turned to the sequences' positions."""
+    """[b, T, heads, D] with its first dimensions turned to the sequences' positions."""
     half = standing.cos.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     turned = x.copy()

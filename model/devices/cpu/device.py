@@ -22,6 +22,7 @@ from model.devices.cpu.operations import cpu_ops
 from model.devices.cpu.step import CpuStep
 from model.layers.network import Network, head_of, network_of
 
+_FEW_TOKENS = 64
 _SMALL_BYTES = 256 << 20  # weights that a step reads from caches rather than from memory, roughly
 
 
@@ -67,7 +68,8 @@ class CpuDevice:
         head = head_of(model, config)
         if not CpuStep.takes(model.model, network.blocks, head):
             return network
-        return replace(network, step=CpuStep(model.model, network.blocks, head, crew))
+        step = CpuStep(model.model, network.blocks, head, crew)
+        return replace(network, step=step, extend=step.extend, few_tokens=_FEW_TOKENS)
 
     def settle_memory(self, pool_bytes: int) -> None:
         """Nothing: MLX takes the CPU's arrays from malloc and gives them back."""

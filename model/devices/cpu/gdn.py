@@ -10,7 +10,7 @@ import numpy as np
 
 from model.checkpoint.config import ModelConfig
 from model.devices.cpu.crew import Crew
-from model.devices.cpu.gdn_rows import MixWeights, Rows, mix, step, window_after
+from model.devices.cpu.gdn_rows import CpuTrail, MixWeights, Rows, extend, mix, step, window_after
 from model.devices.cpu.rows import (
     MANY_ROWS,
     Array,
@@ -64,6 +64,13 @@ class CpuGdn(Gdn):
             for end, found in zip([*capture_at, n_tokens], [*captured, last], strict=True)
         ]
         return mx.array(out)[None], states[-1], states[:-1]
+
+    def extend_rows(self, x: Array, past: Recurrent, n_tokens: int) -> tuple[Array, CpuTrail]:
+        """:meth:`extend` of rows [B * T, H]."""
+        rows = Rows(*self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs]))
+        window, state = np.asarray(past.window), np.asarray(past.matrix)
+        mixed, trail = extend(rows, window, state, n_tokens, self._weights, self._config)
+        return step_multiply(mixed, self._step_output, self._crew), trail
 
     def step_rows(self, x: Array, past: Recurrent) -> tuple[Array, Recurrent]:
         """:meth:`step` of rows [B, H]."""

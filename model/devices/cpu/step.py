@@ -14,12 +14,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from model.devices.cpu.attention import CpuAttention
+from model.devices.cpu.attention import CpuAttention, Standing
 from model.devices.cpu.crew import Crew
 from model.devices.cpu.feed_forward import CpuFeedForward
 from model.devices.cpu.gdn import CpuGdn
 from model.devices.cpu.rows import RmsNorm, is_plain, matrix, step_multiply
 from model.layers.attention import StepGroup
+from model.layers.gdn import Trail
 from model.layers.network import Block
 from model.state import Recurrent
 
@@ -60,7 +61,7 @@ class CpuStep:
     def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """ids [B] to logits [B, V]; the states advance. Computed when it returns."""
         x = self._embedding[np.asarray(ids)]
-        standings = [] if self._attention is None else [self._attention.standing(group) for group in groups]
+        standings = self._standings(groups, 1)
         n_full, n_linear = count(), count()
         for norm, mixer, norm_inside, feed_forward in self._layers:
             if isinstance(mixer, CpuGdn):
@@ -71,3 +72,31 @@ class CpuStep:
             x += mixed
             x += feed_forward.step_rows(norm_inside(x))
         return mx.array(step_multiply(self._last_norm(x), self._head, self._crew))
+
+    def extend(
+        self,
+        ids: mx.array,
+        groups: Sequence[StepGroup],
+        recurrent: Sequence[Recurrent],
+        capture_at: Sequence[int],  # noqa: ARG002  # every state can be made later
+    ) -> tuple[mx.array, list[Trail]]:
+        """See :class:`model.layers.network.Extend`."""
+        n_seqs, n_tokens = ids.shape
+        x = self._embedding[np.asarray(ids).ravel()]
+        standings = self._standings(groups, n_tokens)
+        past, n_full = iter(recurrent), count()
+        trails: list[Trail] = []
+        for norm, mixer, norm_inside, feed_forward in self._layers:
+            if isinstance(mixer, CpuGdn):
+                mixed, trail = mixer.extend_rows(norm(x), next(past), n_tokens)
+                trails.append(trail)
+            else:
+                mixed = mixer.extend_rows(norm(x), groups, standings, next(n_full))
+            x += mixed
+            x += feed_forward.step_rows(norm_inside(x))
+        return mx.array(self._last_norm(x)).reshape(n_seqs, n_tokens, -1), trails
+
+    def _standings(self, groups: Sequence[StepGroup], n_tokens: int) -> list[Standing]:
+        if self._attention is None:
+            return []
+        return [self._attention.standing(group, n_tokens) for group in groups]

@@ -27,23 +27,35 @@ class MetalKernel:
         state: mx.array,
         capture_at: Sequence[int],
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
-        n_tokens = k.shape[0]
-        ends = [*capture_at] if capture_at and capture_at[-1] == n_tokens else [*capture_at, n_tokens]
-        outs, states, start = [], [state[None]], 0
-        for end in ends:
-            part = (x[None, start:end] for x in (q, k, v, log_decay, beta))
-            out, matrix = _metal(part, states[-1])
-            outs.append(out.squeeze(0))
-            states.append(matrix)
-            start = end
-        out = mx.concatenate(outs) if len(outs) > 1 else outs[0]
-        return out, states[-1].squeeze(0), [matrix.squeeze(0) for matrix in states[1 : len(capture_at) + 1]]
+        ends = sorted({*capture_at, k.shape[0]})
+        out, states = self.few(q[None], k[None], v[None], log_decay[None], beta[None], state[None], ends)
+        *_, last = states
+        return out.squeeze(0), last.squeeze(0), [m.squeeze(0) for m in states[: len(capture_at)]]
 
     def one(
         self, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
         out, state = _metal((x[:, None] for x in (q, k, v, log_decay, beta)), state)
         return out[:, 0], state
+
+    def few(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        log_decay: mx.array,
+        beta: mx.array,
+        state: mx.array,
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, list[mx.array]]:
+        outs, states, start = [], [state], 0
+        for end in capture_at:
+            part = (x[:, start:end] for x in (q, k, v, log_decay, beta))
+            out, matrix = _metal(part, states[-1])
+            outs.append(out)
+            states.append(matrix)
+            start = end
+        return mx.concatenate(outs, axis=1) if len(outs) > 1 else outs[0], states[1:]
 
 
 def _metal(inputs: Iterable[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
