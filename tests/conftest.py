@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
         stop_ids: frozenset[int] = frozenset({2}),
         forward: Forward = tiny_forward,
         cache_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> EngineLoop:
         known = metadata(forward, tokenizer, forward.config.max_context)
         disk = EngineOptions(model_path=DEMO, cache_dir=cache_dir)
@@ -94,6 +96,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
             store,
             stop_ids=stop_ids,
             options=options or LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, checks_store=True),
+            clock=clock,
         )
 
     return make

@@ -74,7 +74,8 @@ class Admission:
         most = min(n, limits.max_replies, limits.max_tenant_replies or n)
         if n == 1:
             return 1
-        n_held = self._store.budget_bytes // self._bytes_of(request)
+        n_ring_bytes = _RING_STATES * self._state_bytes(0)
+        n_held = max(self._store.budget_bytes - n_ring_bytes, 0) // self._bytes_of(request)
         return n if n <= min(most, n_held) else max(min(most, n_held - 1), 0)
 
     def _refusal(self, request: GenerationRequest) -> Failed | None:
@@ -119,6 +120,10 @@ class Admission:
     def _bytes_of(self, request: GenerationRequest) -> int:
         """What one reply of ``request`` will hold, its prompt included."""
         return self._state_bytes(expected_tokens(request))
+
+
+_RING_STATES = 3
+"""States that the replies to one prompt keep of it together, whatever room there is."""
 
 
 def _n_places(

@@ -78,6 +78,7 @@ class Driver:
         n_replies: int = 1,
         tenant: str | None = None,
         top_logprobs: int | None = None,
+        tells_prefill: bool = False,
     ) -> Outcome:
         """Queue a request; nothing runs yet."""
         outcome = Outcome(f"request-{next(self._ids)}")
@@ -91,6 +92,7 @@ class Driver:
                 reply=reply or ReplyFormat(),
                 n_replies=n_replies,
                 top_logprobs=top_logprobs,
+                tells_prefill=tells_prefill,
             ),
             outcome.events.append,
         )
