@@ -80,6 +80,8 @@ class Decoder:
         if reply.request.top_logprobs is not None:
             self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
         token = token.reshape(1)
+        if reply.has_stops:
+            reply.keep_stop_state(reply.running.state.snapshot())
         self._batch.join(key, cast(State, reply.running.lend(_Row(self._batch, key))))
         self._replies[key] = reply
         self._regroup()

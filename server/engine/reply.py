@@ -126,7 +126,7 @@ class Reply:
     @property
     def wants_stop_state(self) -> bool:
         """A state kept here would spare a later cut many tokens, and no cut can lie before it."""
-        since = self.newest_state if self.stop_state is None else self.stop_state
+        since = max(self.newest_state, self.stop_state or 0)
         return self.has_stops and len(self.running) - since >= STOP_STATE_GAP and self.reader.is_settled
 
     def keep_stop_state(self, checkpoint: Checkpoint) -> None:

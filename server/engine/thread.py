@@ -150,7 +150,8 @@ class Engine:
             except BaseException as fault:
                 log.critical("the engine's loop failed; what it was doing is dropped", exc_info=fault)
                 if loop.counters.n_steps == n_steps_at_fault:
-                    raise
+                    log.critical("the engine cannot go on: it stops")
+                    return
                 n_steps_at_fault = loop.counters.n_steps
                 loop.recover(fault)
 
