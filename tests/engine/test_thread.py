@@ -18,7 +18,7 @@ from server.engine.loop import EngineLoop
 from server.engine.thread import Engine
 from server.engine.watchdog import Watchdog
 from server.events import Event, Failed, Finished, GenerationRequest
-from server.http.pulse import Pulse
+from server.http.watch import Pulse
 from tests.conftest import DEMO
 from tests.fakes.cache_kit import FakeClock
 from tests.fakes.driver import plain_prompt
