@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from model.sampling import SamplingParams
 from server.responses.schema import ResponsesRequest
-from server.responses.tool_schema import FunctionTool, Tool
+from server.responses.tool_schema import FunctionTool, NamespaceTool, Tool
 
 
 def given_back(
@@ -65,10 +65,13 @@ def _choice(request: ResponsesRequest) -> Any:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    """A function has its three optional keys in any case, as OpenAI's do."""
+    """A function has its three optional keys in any case, and a namespace its description, as OpenAI's do."""
     given = as_sent(tool)
-    if isinstance(tool, FunctionTool):
-        given |= {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    match tool:
+        case FunctionTool():
+            given |= {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+        case NamespaceTool():
+            given["description"] = tool.description or ""
     return given
 
 

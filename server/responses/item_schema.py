@@ -45,7 +45,7 @@ class ImagePart(Schema):
 
 def _refuse_part(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("input_file", "input_audio", "computer_screenshot"):
+    if isinstance(kind, str) and kind in ("input_file", "input_audio", "computer_screenshot"):
         raise ValueError(f"parts of type {kind} are not supported")
     return value
 

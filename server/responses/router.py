@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from model.errors import InputError
@@ -82,8 +82,8 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get(
         f"{PATH}/{{response_id}}", summary="A response that is kept", responses={200: {"model": ResponseBody}}
     )
-    async def get_response(tenant: Tenant, response_id: str, stream: bool = False) -> JSONResponse:
-        if stream:
+    async def get_response(tenant: Tenant, response_id: str, stream: str = "false") -> JSONResponse:
+        if stream.lower() not in ("false", "0", ""):
             raise InputError("A response that is over cannot be streamed again.", param="stream")
         record = _found(response_id, await gateway.on_worker(shelf.store.find, tenant, response_id))
         return JSONResponse(record.response)
@@ -98,8 +98,8 @@ def router(gateway: Gateway) -> APIRouter:
     async def list_input_items(
         tenant: Tenant,
         response_id: str,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: Literal["asc", "desc"] = "desc",
+        limit: str = "20",
+        order: str = "desc",
         after: str | None = None,
     ) -> ItemList:
         context = await gateway.on_worker(shelf.store.context, tenant, response_id)

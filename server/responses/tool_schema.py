@@ -104,8 +104,9 @@ class WebSearchTool(Schema):
 
 def refuse_hosted(value: Any) -> Any:
     """Name a hosted tool that is asked for, where a union would list all of its branches."""
-    if isinstance(value, dict) and value.get("type") in HOSTED:
-        raise ValueError(f"this server has no hosted tools, and so no {value['type']}")
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in HOSTED:
+        raise ValueError(f"this server has no hosted tools, and so no {kind}")
     return value
 
 
@@ -151,9 +152,9 @@ def _kind_of_choice(value: Any) -> str | None:
     if isinstance(value, str):
         return "word"
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind in ("function", "custom"):
-        return "named"
-    return kind if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    return "named" if kind in ("function", "custom") else kind
 
 
 ToolChoice = Annotated[
