@@ -86,6 +86,7 @@ def decode(fields: PromptFields, sender: Sender, shelf: Shelf) -> Decoded:
         model=fields.model,
         messages=told.messages,
         tools=toolbox.definitions,
+        late_tools=toolbox.late,
         tool_choice=toolbox.choice(fields.tool_choice, parallel=fields.parallel_tool_calls is not False),
         response_format=_format(fields),
         thinking=_thinking(fields, request),
@@ -155,9 +156,12 @@ def _referred(reference: ItemReference, where: str, tenant: str | None, store: R
 def _toolbox(fields: PromptFields, placed: Sequence[Placed]) -> Toolbox:
     toolbox = Toolbox()
     toolbox.add(fields.tools or (), "tools")
+    has_begun = False
     for item, where in placed:
+        has_begun = has_begun or (isinstance(item, MessageItem) and item.role == "user")
         if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
-            toolbox.add(item.tools, f"{where}.tools")
+            is_late = has_begun or isinstance(item, ToolSearchOutputItem)
+            toolbox.add(item.tools, f"{where}.tools", late=is_late)
     return toolbox
 
 

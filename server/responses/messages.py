@@ -26,8 +26,10 @@ from server.responses.item_schema import (
     ToolSearchCallItem,
     ToolSearchOutputItem,
 )
-from server.responses.toolbox import INPUT, TOOL_SEARCH, shown_name
+from server.responses.tool_schema import Tool
+from server.responses.toolbox import INPUT, TOOL_SEARCH, functions_of, shown_name
 
+MORE_TOOLS = "From here on you have these tools, too:"
 BETWEEN = "\n\n"
 """Between texts that the model wrote apart: two thoughts, or two messages, of one turn."""
 Open = Callable[[str], str | None]
@@ -89,12 +91,23 @@ def conversation_of(placed: Sequence[Placed], instructions: str | None, open_sea
     for item, where in _outputs_behind_calls(placed):
         if _add_to(said, item, where, open_sealed):
             said.wheres.append(where)
-        elif not isinstance(item, AdditionalToolsItem):
+        elif not is_head(item, told):
             said = _spoken(told, said)
             told.add(_others_message(item), where)
             _name_parts(told, item, where)
     _spoken(told, said)
     return told
+
+
+def is_head(item: Item, told: Conversation) -> bool:
+    """Whether ``item`` is tools that the head of the prompt tells of, for nobody has spoken yet."""
+    return isinstance(item, AdditionalToolsItem) and not any(m["role"] == "user" for m in told.messages)
+
+
+def _told_of(tools: Sequence[Tool]) -> str:
+    """Tools as the head of a prompt has them, one a line."""
+    definitions = (definition for tool in tools for _, _, definition in functions_of(tool, ""))
+    return "\n".join(json.dumps(definition, ensure_ascii=False) for definition in definitions)
 
 
 def _add_to(said: _Said, item: Item, where: str, open_sealed: Open) -> bool:
@@ -144,11 +157,13 @@ def _others_message(item: Item) -> dict[str, Any]:
         case CallOutputItem():
             return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
         case ToolSearchOutputItem():
-            found = "\n".join(
-                json.dumps(tool.model_dump(by_alias=True, exclude_unset=True), ensure_ascii=False)
-                for tool in item.tools
-            )
-            return {"role": "tool", "tool_call_id": item.call_id or item.id, "content": found}
+            return {
+                "role": "tool",
+                "tool_call_id": item.call_id or item.id,
+                "content": _told_of(item.tools),
+            }
+        case AdditionalToolsItem():
+            return {"role": "system", "content": f"{MORE_TOOLS}\n{_told_of(item.tools)}"}
     raise AssertionError(f"{type(item).__name__} is the assistant's")
 
 

@@ -30,7 +30,7 @@ from server.responses.reply_schema import (
 )
 from server.responses.schema import InputTokensRequest, ResponsesRequest
 from server.responses.shelf import Shelf, open_shelf
-from server.turn.compose import ComposedTurn, compose
+from server.turn.compose import ComposedTurn, compose, count_tokens
 
 ENCRYPTED = "reasoning.encrypted_content"
 PATH = "/v1/responses"
@@ -133,7 +133,7 @@ def _compose(arrival: Arrival, gateway: Gateway, shelf: Shelf) -> Asked:
 
 def _count(arrival: Arrival, gateway: Gateway, shelf: Shelf) -> int:
     decoded = decode(parse(InputTokensRequest, arrival.body), _sender(arrival), shelf)
-    return len(compose(decoded.turn, gateway.served, gateway.settings).generation.prompt.ids)
+    return count_tokens(decoded.turn, gateway.served, gateway.settings)
 
 
 def _shape(

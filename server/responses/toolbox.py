@@ -57,33 +57,39 @@ class Toolbox:
 
     Attributes:
         definitions: as functions, in the order in which they came.
+        late: those that a message tells of.
         origins: what the client calls them, by their shown names.
         names: what the client calls the places in ``definitions``, see :class:`server.turn.turn.Turn`.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
+    late: list[dict[str, Any]] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
-    def add(self, tools: Sequence[Tool], where: str) -> None:
+    def add(self, tools: Sequence[Tool], where: str, *, late: bool = False) -> None:
         """Take in tools that stand at ``where``; of one that is there already, the first stays.
+
+        Args:
+            late: a message tells of them, the head of the prompt does not.
 
         Raises:
             InputError: two different tools have the same name.
         """
         for i, tool in enumerate(tools):
-            for path, origin, definition in _functions(tool, f"{where}[{i}]"):
-                self._add_one(path, origin, definition)
+            for path, origin, definition in functions_of(tool, f"{where}[{i}]"):
+                self._add_one(path, origin, definition, late)
 
-    def _add_one(self, path: str, origin: Origin, definition: dict[str, Any]) -> None:
+    def _add_one(self, path: str, origin: Origin, definition: dict[str, Any], late: bool) -> None:
         shown = definition["function"]["name"]
         if shown in self.origins:
-            if definition in self.definitions and self.origins[shown] == origin:
+            if definition in (*self.definitions, *self.late) and self.origins[shown] == origin:
                 return
             raise InputError(f"Two tools are named '{shown}'.", param=f"{path}.name")
-        self.names[f"tools[{len(self.definitions)}]"] = path
-        self.names[f"tools[{len(self.definitions)}].function"] = path
-        self.definitions.append(definition)
+        field, group = ("late_tools", self.late) if late else ("tools", self.definitions)
+        self.names[f"{field}[{len(group)}]"] = path
+        self.names[f"{field}[{len(group)}].function"] = path
+        group.append(definition)
         self.origins[shown] = origin
 
     def origin(self, shown: str) -> Origin:
@@ -123,7 +129,7 @@ class Toolbox:
         )
 
 
-def _functions(tool: Tool, path: str) -> Iterator[tuple[str, Origin, dict[str, Any]]]:
+def functions_of(tool: Tool, path: str) -> Iterator[tuple[str, Origin, dict[str, Any]]]:
     """The functions that ``tool`` is shown as; a hosted one that is only said to be off is none."""
     match tool:
         case FunctionTool():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ TEXT = {"role": "assistant", "content": [{"type": "output_text", "text": "Well."
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
 FUNCTION = {"type": "function", "name": "f"}
+AGENTS = {"type": "namespace", "name": "agents", "tools": [{**FUNCTION, "name": "h"}]}
 SEAL = Seal(b"k" * 32)
 
 
@@ -153,7 +155,7 @@ def test_calls_of_every_kind_are_told_as_the_tools_are_shown() -> None:
     assert told[3] == {
         "role": "tool",
         "tool_call_id": "c3",
-        "content": '{"type": "function", "name": "f"}',
+        "content": '{"type": "function", "function": {"name": "f"}}',
     }
 
 
@@ -180,6 +182,27 @@ def test_tools_are_shown_as_functions_once_each() -> None:
     assert list(shown[0]) == ["name", "description", "parameters", "strict"]
     assert shown[1]["parameters"]["required"] == ["input"]
     assert decoded(body).turn.messages == [USER]
+
+
+def test_tools_that_come_later_are_told_of_where_they_come_and_leave_the_head_as_it_was() -> None:
+    turn = decoded(
+        {
+            "input": [
+                USER,
+                {"type": "additional_tools", "role": "developer", "tools": [{**FUNCTION, "name": "g"}]},
+                {"type": "tool_search_call", "call_id": "c3", "arguments": {}},
+                {"type": "tool_search_output", "call_id": "c3", "tools": [AGENTS, FUNCTION]},
+            ],
+            "tools": [FUNCTION],
+            "tool_choice": {"type": "function", "name": "h"},
+        }
+    ).turn
+    assert turn.tools == [{"type": "function", "function": {"name": "f"}}]
+    assert [tool["function"]["name"] for tool in turn.late_tools] == ["g", "agents__h"]
+    assert [message["role"] for message in turn.messages] == ["user", "system", "assistant", "tool"]
+    for place, name in ((1, "g"), (3, "agents__h"), (3, "f")):
+        assert json.dumps({"type": "function", "function": {"name": name}}) in turn.messages[place]["content"]
+    assert turn.tool_choice.names == ("agents__h",)
 
 
 @pytest.mark.parametrize(
