@@ -63,6 +63,7 @@ class SlotKey:
 
     tenant: str | None
     id: CrossTurnSlotId
+    PRELOADED: ClassVar[SlotKey]
 
     @classmethod
     def for_session(cls, tenant: str | None, session_key: str | None) -> SlotKey:
@@ -71,6 +72,10 @@ class SlotKey:
 
     def __str__(self) -> str:
         return str(self.id)
+
+
+SlotKey.PRELOADED = SlotKey("(preloaded)", CrossTurnSlotId.DEFAULT)
+"""What the operator loaded at the start: its system and tools blocks are there for every tenant."""
 
 
 @dataclass(frozen=True, slots=True)

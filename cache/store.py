@@ -334,14 +334,17 @@ class Store:
         runners = [r for r in self._running_in(slot) if r.can_fork]
         own = selection.own_candidates(self._shelf.entries_of(slot), runners, self.metadata, prompt_ids)
         found = selection.best(own, self.metadata, prompt_ids)
-        if not self._share_prefixes or found.plan.reusable_len >= shape.system_end:
+        if found.plan.reusable_len >= shape.system_end:
             return found
-        others = (
-            c for c in self._conversations() if c.slot.tenant == slot.tenant and c.slot != slot and c.can_fork
-        )
+        others = (c for c in self._conversations() if self._may_share(c.slot, slot) and c.can_fork)
         foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
         # Of equal ones the slot's own is taken, whatever others hold.
         return max((found, *foreign), key=lambda candidate: candidate.plan.reusable_len)
+
+    def _may_share(self, theirs: SlotKey, mine: SlotKey) -> bool:
+        """Whether a request of ``mine`` may begin with the system and tools block of ``theirs``."""
+        is_of_tenant = self._share_prefixes and theirs.tenant == mine.tenant
+        return theirs != mine and (is_of_tenant or theirs == SlotKey.PRELOADED)
 
     def _all_of(self, slot: SlotKey) -> tuple[Entry, ...]:
         """All that ``slot`` has at rest, what only the disk has brought back first."""

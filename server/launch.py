@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from cache.planner import SlotKey
 from cache.ring import RingLimits
+from cache.store import Store
+from cache.travel import Traveller, unpack
 from model.checkpoint.hub import resolve
+from model.errors import ModelError
 from model.text.chat import ChatFormat
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
@@ -24,6 +31,8 @@ from server.signals import SignalWatch
 from server.turn.sampling import read_defaults
 from server.turn.served import Served
 
+log = logging.getLogger("crossturn.launch")
+
 
 def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> None:
     """Load the model and serve it on ``listener`` until a signal that ``watch`` takes ends it.
@@ -36,7 +45,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
     tokenizer = TextTokenizer.from_dir(path)
     chat = ChatFormat(tokenizer)
     sampling = read_defaults(path)
-    engine = Engine(_engine_options(settings, path), tokenizer)
+    engine = Engine(engine_options(settings, path), tokenizer)
     info = engine.start()
     served = Served(
         names=names_of(settings, path),
@@ -50,10 +59,34 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
     )
     gateway = Gateway(engine, served, settings, keys)
     try:
+        preload(engine, settings.preload)
         serve_http(gateway, listener, watch, lambda: print(ready_line(listener, served), flush=True))
     finally:
         gateway.close()
         engine.stop(drain_s=0)
+
+
+def preload(engine: Engine, files: Sequence[Path]) -> None:
+    """Put what prompt packs hold where every session may begin with it.
+
+    Raises:
+        ModelError: a file is damaged, of another model, or larger than the memory budget.
+    """
+    if files:
+        metadata, layout = engine.call(lambda store: (store.metadata, store.codec.layout)).result()
+        engine.call(lambda store: store.delete(SlotKey.PRELOADED)).result()  # of the last start
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                travellers = unpack(file, metadata, layout)
+            engine.call(partial(_arrive, travellers)).result()
+        except (ValueError, OSError) as error:
+            raise ModelError(f"--preload: {path} cannot be used: {error}") from error
+        log.info("preloaded %s: %d tokens", path.name, sum(len(t.manifest.ids) for t in travellers))
+
+
+def _arrive(travellers: Sequence[Traveller], store: Store) -> None:
+    store.arrive(travellers, SlotKey.PRELOADED)
 
 
 def ready_line(listener: socket.socket, served: Served) -> str:
@@ -72,7 +105,8 @@ def names_of(settings: Settings, path: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*settings.served_model_names, basename, settings.model, str(path.resolve()))))
 
 
-def _engine_options(settings: Settings, path: Path) -> EngineOptions:
+def engine_options(settings: Settings, path: Path) -> EngineOptions:
+    """What the engine is told of ``settings``; ``path`` is the model's."""
     return EngineOptions(
         model_path=path,
         adapter_path=settings.adapter_path,

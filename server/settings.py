@@ -44,6 +44,10 @@ def _file(path: Path) -> Path:
     return path
 
 
+def _files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(_file(Path(os.path.expanduser(path))) for path in paths)
+
+
 def _some(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise ValueError("it is given, but names nothing")
@@ -52,6 +56,7 @@ def _some(names: tuple[str, ...]) -> tuple[str, ...]:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_some)]
 """A flag that is given several times, or names between commas. Who gives it must name something."""
+Files = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split), AfterValidator(_files)]
 SomePath = Annotated[Path, BeforeValidator(_path)]
 Directory = Annotated[SomePath, AfterValidator(_directory)]
 File = Annotated[SomePath, AfterValidator(_file)]
@@ -115,6 +120,11 @@ class CacheSettings(Section):
     cache_dir_size: Size = Field(ByteSize(16 * 1024**3), description="what that directory may hold")
     response_store: Size = Field(
         ByteSize(256 * 1024**2), description="what responses kept under their ids may take"
+    )
+    preload: Files = Field(
+        (),
+        description="a prompt pack, or an exported session whose system prompt and tools every session may "
+        "begin with; repeatable",
     )
     share_prefixes: bool = Field(True, description="share system prompts between sessions of a tenant")
     ring_count: int = Field(

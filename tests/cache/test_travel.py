@@ -187,3 +187,15 @@ def test_what_is_larger_than_the_budget_is_refused_before_anything_is_taken() ->
     with pytest.raises(BudgetError):
         there.arrive(opened(exported(told())), SLOT)
     assert there.slots() == ()
+
+
+def test_a_preloaded_block_is_there_for_every_tenant_and_nothing_behind_it() -> None:
+    there = make_store(share_prefixes=False)
+    there.arrive(opened(exported(told())), SlotKey.PRELOADED)
+    for tenant in (None, "one", "two"):
+        slot = SlotKey.for_session(tenant, "a")
+        choice = there.plan(slot, chat(CHAT, words(3000, 100), LONG), SHAPE)
+        assert choice.plan.reusable_len == len(SYSTEM)
+        assert choice.plan.shared_token_prefix_len == len(SYSTEM)
+        assert choice.forks
+        assert choice.slot == slot

@@ -9,7 +9,7 @@ import pytest
 
 from model.errors import CheckpointError
 from model.sampling import SamplingParams
-from server.launch import _engine_options, names_of
+from server.launch import engine_options, names_of
 from server.settings import Settings
 from server.turn.sampling import read_defaults
 
@@ -29,7 +29,7 @@ def test_f10_a_hub_model_is_called_by_its_repository_not_by_its_cache_folder(tmp
 
 def test_e3_sessions_of_a_tenant_share_system_prompts_unless_told_otherwise(tmp_path: Path) -> None:
     shares = [
-        _engine_options(settings, tmp_path).shares_prefixes
+        engine_options(settings, tmp_path).shares_prefixes
         for settings in (
             Settings(),
             Settings(api_keys=("k",)),
@@ -40,7 +40,7 @@ def test_e3_sessions_of_a_tenant_share_system_prompts_unless_told_otherwise(tmp_
 
 
 def test_the_engine_holds_text_as_long_as_the_settings_say(tmp_path: Path) -> None:
-    options = _engine_options(Settings(stream_interval_seconds=0.5), tmp_path)
+    options = engine_options(Settings(stream_interval_seconds=0.5), tmp_path)
     assert options.loop.stream_interval_s == 0.5
 
 
