@@ -74,8 +74,26 @@ class WarmRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a prompt parted from what its own session retains. For the session's owner alone.
+
+    Attributes:
+        message: index of the message, -1 before the first.
+        is_last: whether that is the last message that is not the reply's header.
+        kept, sent: the text around the first different token, as it was fed and as it came now.
+    """
+
+    message: int
+    role: str
+    is_last: bool
+    kept: str
+    sent: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What was reused for a prompt, and why no more; the ``crossturn`` object of a response."""
+    """What was reused for a prompt, and why no more; the ``crossturn`` object of a response, which leaves
+    ``divergence`` out."""
 
     slot: str
     mode: Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
@@ -85,6 +103,7 @@ class PlanReport:
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
+    divergence: Divergence | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cache.planner import SlotKey
 from server.events import Event, Failed, Finished, Planned, PlanReport, Progress
 
 requests_log = logging.getLogger("crossturn.requests")
@@ -35,12 +36,14 @@ class RequestRecord:
         clock: seconds, monotonic.
         on_end: called with the record when the request has ended.
         who: ``user`` or ``safety_identifier`` of the request, if it had one.
+        slot: whose memory the request used.
     """
 
     id: str
     clock: Callable[[], float]
     on_end: Callable[[RequestRecord], None]
     who: str | None = None
+    slot: SlotKey | None = None
     thinking: bool | None = None
     plans: list[PlanReport] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)

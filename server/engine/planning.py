@@ -59,7 +59,7 @@ class Planner:
                 max_tokens=self._store.metadata.max_cache_len - 1,
             )
             choice = self._choose(request, prompt)
-        return Plan(prompt, choice, plan_report(choice, prompt, n_adopted))
+        return Plan(prompt, choice, plan_report(choice, prompt, self._tokenizer.decode, n_adopted))
 
     def _choose(self, request: Prompted, prompt: RenderedPrompt) -> Choice:
         return self._store.plan(request.slot, prompt.ids, prompt_shape(prompt))

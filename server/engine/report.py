@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cache.boundaries import PromptShape
-from cache.planner import FullRefill, ReplayFromCheckpoint
+from cache.planner import FullRefill, ReplayFromCheckpoint, TokenIds
 from cache.selection import Choice
 from model.text.chat import RenderedPrompt
-from server.events import PlanReport
+from server.events import Divergence, PlanReport
 
 
 def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
@@ -34,10 +34,13 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
     )
 
 
-def plan_report(choice: Choice, prompt: RenderedPrompt, n_adopted: int = 0) -> PlanReport:
+def plan_report(
+    choice: Choice, prompt: RenderedPrompt, decode: Callable[[Sequence[int]], str], n_adopted: int = 0
+) -> PlanReport:
     """The ``crossturn`` object of a response. Call it before the choice is taken.
 
     Args:
+        decode: ids to text.
         n_adopted: messages that keep the ids that were fed, see ``server/engine/fed_ids.py``.
     """
     plan = choice.plan
@@ -59,7 +62,32 @@ def plan_report(choice: Choice, prompt: RenderedPrompt, n_adopted: int = 0) -> P
         prefilled_tokens=plan.suffix_len,
         checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
         reason=reason(choice, where) + adopted,
+        divergence=_divergence(choice, prompt, decode),
     )
+
+
+def _divergence(
+    choice: Choice, prompt: RenderedPrompt, decode: Callable[[Sequence[int]], str]
+) -> Divergence | None:
+    at, source = choice.diverged_at, choice.source
+    if at is None or source is None or source.slot != choice.slot:
+        return None  # what another session said is told to nobody
+    index = bisect_right(prompt.message_starts, at) - 1
+
+    def around(ids: TokenIds) -> str:
+        return decode([int(token) for token in ids[max(0, at - _BEFORE) : at + _BEHIND]])
+
+    return Divergence(
+        message=index,
+        role=prompt.message_roles[index] if index >= 0 else "",
+        is_last=index >= len(prompt.message_starts) - 2,
+        kept=around(source.ids.view),
+        sent=around(prompt.ids),
+    )
+
+
+_BEFORE, _BEHIND = 6, 14
+"""Tokens shown before and from the first different one."""
 
 
 def reason(choice: Choice, where: Callable[[int], str] = "token {}".format) -> str:

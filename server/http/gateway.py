@@ -20,6 +20,7 @@ from server.http.answer import Answer, ReplyEncoder
 from server.http.keys import Keys
 from server.http.metrics import Metrics
 from server.http.run import Courier, Run
+from server.http.timeline import Timeline
 from server.log import RequestRecord
 from server.settings import Settings
 from server.turn.ahead import is_worth_it, warm_request
@@ -51,6 +52,7 @@ class Gateway:
     keys: Keys = field(default_factory=Keys)
     clock: Callable[[], float] = time.monotonic
     metrics: Metrics = field(default_factory=Metrics)
+    timeline: Timeline = field(default_factory=Timeline)
     _live: set[Run] = field(default_factory=set)
     _reading_ahead: set[asyncio.Future[None]] = field(default_factory=set)
     _is_draining: bool = False
@@ -81,8 +83,12 @@ class Gateway:
         """
         if self._is_draining:
             raise UnavailableError("The server is shutting down.", code="shutting_down", retry_after_s=10)
-        record = RequestRecord(request_id, self.clock, self.metrics.observe)
+        record = RequestRecord(request_id, self.clock, self._note_end)
         return Run(self.engine, self._courier, record, live=self._live, stall_s=self.settings.stall_seconds)
+
+    def _note_end(self, record: RequestRecord) -> None:
+        self.metrics.observe(record)
+        self.timeline.note(record)
 
     @cached_property
     def _courier(self) -> Courier:

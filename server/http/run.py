@@ -103,6 +103,7 @@ class Run:
             CrossturnError: a request failed, or nothing moves any more.
         """
         n_open = 0
+        self.record.slot = requests[0].slot
         self._live.add(self)
         try:
             for request in requests:

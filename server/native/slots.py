@@ -16,7 +16,18 @@ from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
 from server.http.openapi import errors, takes
 from server.http.schema import parse
-from server.native.slots_schema import EntryBody, ForkRequest, SlotBody, SlotDeleted, SlotForked, SlotList
+from server.http.timeline import PastTurn, explain
+from server.native.slots_schema import (
+    DivergenceBody,
+    EntryBody,
+    ForkRequest,
+    SlotBody,
+    SlotDeleted,
+    SlotForked,
+    SlotList,
+    SlotTimeline,
+    TurnBody,
+)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -54,6 +65,17 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
             raise no_slot(slot)
         return _slot_body(found)
 
+    @routes.get(
+        "/v1/slots/{slot}/timeline",
+        summary="What a slot's last requests read, and why",
+        responses=errors(404),
+    )
+    async def slot_timeline(tenant: Tenant, slot: str) -> SlotTimeline:
+        turns = gateway.timeline.of(SlotKey(tenant, slot_id(slot)))
+        if not turns:
+            raise no_slot(slot)
+        return SlotTimeline(object="slot.timeline", slot=slot, data=[_turn_body(turn) for turn in turns])
+
 
 def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
     engine = gateway.engine
@@ -62,6 +84,7 @@ def _add_changing(routes: APIRouter, gateway: Gateway) -> None:
     async def delete_slot(tenant: Tenant, slot: str) -> SlotDeleted:
         wanted = SlotKey(tenant, slot_id(slot))
         n_entries = await asyncio.wrap_future(engine.call(lambda store: store.delete(wanted)))
+        gateway.timeline.forget(wanted)
         if not n_entries:
             raise no_slot(slot)
         return SlotDeleted(object="slot.deleted", slot=slot, entries=n_entries, deleted=True)
@@ -119,4 +142,25 @@ def _entry_body(entry: EntryInfo) -> EntryBody:
         idle_s=round(entry.idle_s, 3),
         hits=entry.n_hits,
         running=entry.running,
+    )
+
+
+def _turn_body(turn: PastTurn) -> TurnBody:
+    report = turn.report
+    parted = report.divergence
+    return TurnBody(
+        id=turn.id,
+        at=round(turn.at_unix_s, 3),
+        mode=report.mode,
+        prompt_tokens=report.prompt_tokens,
+        reused_tokens=report.reused_tokens,
+        read_again_tokens=report.shared_tokens - report.reused_tokens,
+        new_tokens=report.prompt_tokens - report.shared_tokens,
+        first_token_s=None if turn.first_token_s is None else round(turn.first_token_s, 3),
+        divergence=None
+        if parted is None
+        else DivergenceBody(
+            message=parted.message, role=parted.role, remembered=parted.kept, sent=parted.sent
+        ),
+        explanation=explain(report),
     )

@@ -64,3 +64,35 @@ class SlotForked(TypedDict):
     slot: str
     source: str
     entries: int
+
+
+class DivergenceBody(TypedDict):
+    """Where a request parted from what its session remembered: the message, and the text around the place."""
+
+    message: int
+    role: str
+    remembered: str
+    sent: str
+
+
+class TurnBody(TypedDict):
+    """One request of a session: what was read again, and what can be done about it."""
+
+    id: str
+    at: float
+    mode: str
+    prompt_tokens: int
+    reused_tokens: int
+    read_again_tokens: int
+    new_tokens: int
+    first_token_s: float | None
+    divergence: DivergenceBody | None
+    explanation: str
+
+
+class SlotTimeline(TypedDict):
+    """The last requests of a slot, oldest first."""
+
+    object: Literal["slot.timeline"]
+    slot: str
+    data: list[TurnBody]
