@@ -66,6 +66,7 @@ class Sampler:
         vocab_size: V, the length of a row of logits.
         prompt_ids: ids [n] of the prompt, for the repetition penalty.
         index: which of several replies to the prompt this is; each has a sequence of its own.
+        end_ids: tokens that are not picked among the first ``min_tokens`` of the reply.
     """
 
     def __init__(
@@ -74,11 +75,16 @@ class Sampler:
         vocab_size: int,
         prompt_ids: NDArray[np.uint32] | Sequence[int] = (),
         index: int = 0,
+        *,
+        end_ids: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         self.params = params
         self._seed = _hash64(secrets.randbits(63) if params.seed is None else params.seed, index)
         self._n_accepted = 0
         self._bias = _dense(params.logit_bias, vocab_size)
+        self._min_tokens = min_tokens
+        self._ends = _dense([(end_id, -np.inf) for end_id in end_ids], vocab_size) if min_tokens else None
         self._counts: mx.array | None = None
         self._in_prompt: mx.array | None = None
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
@@ -89,7 +95,11 @@ class Sampler:
     @property
     def is_plain(self) -> bool:
         """Nothing is added to or taken from the model's logits."""
-        return self._counts is None and self._bias is None
+        return self._counts is None and self._bias is None and not self._is_too_short
+
+    @property
+    def _is_too_short(self) -> bool:
+        return self._n_accepted < self._min_tokens
 
     def __call__(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
         """The next token, a lazy uint32 scalar.
@@ -115,6 +125,8 @@ class Sampler:
             logits = logits - params.presence_penalty * (self._counts > 0)
         if self._bias is not None:
             logits = logits + self._bias
+        if self._ends is not None and self._is_too_short:
+            logits = logits + self._ends
         return logits if mask is None else mx.where(mask, logits, -mx.inf)
 
     def accept(self, token: mx.array | None) -> None:

@@ -27,6 +27,8 @@ class ReplyFormat:
         tools: the request's tool definitions; None switches the tool-call parser off.
         grammar: a grammar in llguidance's JSON form that the reply after the thought must match.
         max_thought_tokens: close an open thought after so many tokens; None for no limit.
+        min_tokens: before so many tokens the reply does not end by itself.
+        ignore_eos: the reply never ends by itself.
         may_think: False reads thought tags as text (plain completions).
     """
 
@@ -35,6 +37,8 @@ class ReplyFormat:
     grammar: str | None = None
     max_thought_tokens: int | None = None
     may_think: bool = True
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)

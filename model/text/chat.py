@@ -20,15 +20,13 @@ from model.text.blocks import BlockEncoder, TooLongError, blocks_of, joined, n_c
 from model.text.conversation import OPENER, Conversation, prepare
 from model.text.messages import END_THINK, THINK, Message
 from model.text.nextturns import Blocks, Render, next_turns, shared_points, shared_points_from_tail
-from model.text.template import RESERVED, ChatTemplate, TemplateRefusedError
+from model.text.template import ChatTemplate, TemplateRefusedError
 from model.text.tokenizer import TextTokenizer
 
 MEMO_BUDGET_BYTES = 128 * 1024 * 1024
 """About a hundred conversations of 110,000 tokens."""
 PATIENCE = 4
 """How many times the context a prompt is read to tell its length; beyond that it is only said to be long."""
-HARMLESS_KWARGS = frozenset({"enable_thinking", "preserve_thinking"})
-"""Switches that any template may be told: a model without thoughts has none to switch."""
 TRIAL_MESSAGES: dict[str, Message] = {
     "system": {"role": "system", "content": "s"},
     "user": {"role": "user", "content": "u"},
@@ -153,9 +151,9 @@ class ChatFormat:
         kwargs: Mapping[str, object] | None,
     ) -> Conversation:
         for name in kwargs or {}:
-            if name not in self.variables | HARMLESS_KWARGS or name in RESERVED:
+            if name in self._template.reserved:
                 where = f"chat_template_kwargs.{name}"
-                raise InputError(f"this model's chat template has no switch {name!r}", param=where)
+                raise InputError(f"'{where}' may not be set", param=where)
         return prepare(self._template, self._controls, messages, tools, kwargs or {})
 
     def _blocks(self, conversation: Conversation, text: str, max_tokens: int | None = None) -> Blocks:

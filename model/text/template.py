@@ -30,7 +30,8 @@ class ChatTemplate:
     """A compiled chat template.
 
     Attributes:
-        variables: the names a caller may pass to it, besides messages and tools.
+        variables: the names of its own switches.
+        reserved: names that a caller may not pass to it as switches.
 
     Raises:
         CheckpointError: the source is no Jinja template.
@@ -44,7 +45,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self._named_tokens = dict(named_tokens)
-        self.variables = frozenset(names) - RESERVED - set(environment.globals) - set(named_tokens)
+        self.reserved = RESERVED | set(environment.globals) | set(named_tokens)
+        self.variables = frozenset(names) - self.reserved
 
     def render(
         self,

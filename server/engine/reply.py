@@ -205,7 +205,14 @@ class ReplyMaker:
             siblings=siblings,
             index=index,
             running=running,
-            sampler=Sampler(request.sampling, self._vocab_size, request.prompt.ids, index),
+            sampler=Sampler(
+                request.sampling,
+                self._vocab_size,
+                request.prompt.ids,
+                index,
+                end_ids=tuple(self._stop_ids),
+                min_tokens=request.max_tokens if form.ignore_eos else form.min_tokens,
+            ),
             reader=reader,
             constraint=self._constraint(form, siblings.grammar, reader),
         )

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails, from_json
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from model.errors import InputError
 
 
 class Schema(BaseModel):
-    """A part of a request. Unknown fields are refused, types are not coerced, null is absent."""
+    """A part of a request. Types are not coerced. Null is absent, in a field that is not known here too; any
+    other value of such a field is refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="allow",  # to be looked at below: null is no value
+        strict=True,
+        frozen=True,
+        protected_namespaces=(),
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unknown(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                raise PydanticCustomError("extra_forbidden", "unknown", {"name": name})
+        return self
+
+
+def entry_error(name: str, reason: str) -> PydanticCustomError:
+    """What a validator of an object raises at its first wrong entry; ``reason`` is the end of a sentence."""
+    return PydanticCustomError("entry_invalid", "{reason}", {"name": name, "reason": reason})
 
 
 def _refuse_true(value: bool) -> bool:
@@ -26,11 +55,19 @@ def _refuse_true(value: bool) -> bool:
 OnlyFalse = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
 """A switch of OpenAI's that is off here, and may be said to be."""
 
+Untouched = Annotated[JsonValue | None, Field(exclude=True)]
+"""What clients send along and what asks for nothing here: taken, whatever it is, and handed to nobody."""
+
 S = TypeVar("S", bound=Schema)
+T = TypeVar("T")
+
+Several = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which only the first mistake is told: a million of them would take seconds to write down."""
 
 
 def parse(schema: type[S], body: bytes) -> S:
-    """Read ``body`` as a ``schema``.
+    """Read ``body`` as a ``schema``. Half a surrogate pair, as a client leaves it that cuts a text inside a
+    character, is U+FFFD.
 
     Raises:
         InputError: not JSON, or not of the schema; names the first field at fault.
@@ -38,7 +75,26 @@ def parse(schema: type[S], body: bytes) -> S:
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
+        if _is_no_json(error) and (whole := _without_surrogates(body)) != body:
+            return parse(schema, whole)
         raise _input_error(error, body) from None
+
+
+def _is_no_json(error: ValidationError) -> bool:
+    return (
+        error.errors(include_url=False, include_context=False, include_input=False)[0]["type"]
+        == "json_invalid"
+    )
+
+
+_HIGH, _LOW = rb"u[dD][89aAbB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b|%b)|.)" % (_HIGH, _LOW, _HIGH, _LOW))
+"""An escape: a pair of surrogates, one alone (the group), or any other."""
+
+
+def _without_surrogates(body: bytes) -> bytes:
+    """``body`` with every escaped surrogate that is no half of a pair replaced."""
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], body)
 
 
 def _input_error(error: ValidationError, body: bytes) -> InputError:
@@ -53,16 +109,21 @@ def _input_error(error: ValidationError, body: bytes) -> InputError:
     # Of a union's branches, the one that got deepest, or whose type fits, is the one the client meant.
     related = [i for i, path in enumerate(paths) if path[:1] == paths[0][:1]]
     best = max(related, key=lambda i: (len(paths[i]), not details[i]["type"].endswith("_type")))
-    param = _dotted(paths[best])
+    param = shortened(_dotted(paths[best]))
     return InputError(_sentence(details[best], param), param=param or None, code=_code(details[best]))
 
 
 def _path_in(data: object, detail: ErrorDetails) -> list[int | str]:
     """The place of an error in ``data``: its loc without the names of union branches among it."""
+    loc = detail["loc"]
+    if detail["type"] in ("extra_forbidden", "entry_invalid"):
+        loc = (*loc, detail["ctx"]["name"])
     path: list[int | str] = []
-    for step in detail["loc"]:
+    for step, following in zip(loc, (*loc[1:], None), strict=True):
         if not isinstance(data, dict | list):
             break
+        if isinstance(data, dict) and _is_branch(data, step, following):
+            continue
         container: Any = data
         try:
             data = container[step]
@@ -70,10 +131,22 @@ def _path_in(data: object, detail: ErrorDetails) -> list[int | str]:
             continue
         path.append(step)
     if detail["type"] == "missing":
-        path.append(detail["loc"][-1])
+        path.append(loc[-1])
     if detail["type"] == "union_tag_not_found":
         path.append(detail["ctx"]["discriminator"].strip("'"))
     return path
+
+
+def _is_branch(data: Mapping[str, Any], step: int | str, following: int | str | None) -> bool:
+    """Whether ``step`` is the name of a union's branch (``text``) that is also the name of a field
+    (``{"type": "text", "text": ...}``): what follows is then a field beside it, not one of its own."""
+    inner = data.get(step) if isinstance(step, str) else None
+    return step in data and following in data and not (isinstance(inner, Mapping) and following in inner)
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    """``text`` as it may be told again: a client's own words may be of any length."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _dotted(path: Sequence[int | str]) -> str:
@@ -92,8 +165,8 @@ def _sentence(detail: ErrorDetails, param: str) -> str:
             return f"Missing required parameter: '{param}'."
         case "union_tag_invalid":
             tag, expected = context["tag"], context["expected_tags"]
-            kind = context["discriminator"].strip("'")
-            return f"'{param}' has the {kind} '{tag}', which is not supported; it may be {expected}."
+            kind, told = context["discriminator"].strip("'"), shortened(tag)
+            return f"'{param}' has the {kind} '{told}', which is not supported; it may be {expected}."
         case "value_error":
             return f"Invalid value for '{param}': {context['error']}."
         case _:

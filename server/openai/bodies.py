@@ -46,7 +46,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class TopLogprob(TypedDict):
@@ -210,6 +210,18 @@ def usage_body(replies: Replies) -> Usage:
         completion_tokens_details=CompletionDetails(
             reasoning_tokens=sum(reply.n_reasoning_tokens for reply in finished)
         ),
+    )
+
+
+def usage_so_far(replies: Replies) -> Usage:
+    """The counts while replies are being written. How many of the tokens are thought is known at the end."""
+    n_prompt = sum(plan.prompt_tokens for plan in replies.plans)
+    n_reply = sum(replies.n_tokens)
+    return Usage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_reply,
+        total_tokens=n_prompt + n_reply,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in replies.plans)),
     )
 
 

@@ -24,8 +24,17 @@ from server.openai.bodies import (
     floored,
     plan_body,
     usage_body,
+    usage_so_far,
 )
-from server.openai.decoder import check_stream_options, sampling_of, stop_of
+from server.openai.decoder import (
+    check_stream_options,
+    counts_tokens,
+    limit_of,
+    sampling_of,
+    session_in,
+    stop_of,
+    wants_usage,
+)
 from server.openai.encoder import OpenAIManners
 from server.openai.schema import CompletionRequest
 from server.turn.compose import stops_of
@@ -43,6 +52,7 @@ class CompletionShape:
     Attributes:
         n_choices: replies over all prompts; those of one prompt stand together.
         include_usage: whether the stream ends with a chunk of token counts.
+        counts_tokens: whether every chunk of the stream has the counts so far.
     """
 
     id: str
@@ -53,6 +63,7 @@ class CompletionShape:
     token_bytes: Callable[[int], bytes]
     has_logprobs: bool = False
     include_usage: bool = False
+    counts_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,8 @@ def compose_completion(arrival: Arrival, served: Served) -> ComposedCompletion:
             n_prompts=len(prompts),
             token_bytes=served.tokens.token_bytes,
             has_logprobs=request.logprobs is not None,
-            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+            include_usage=wants_usage(request),
+            counts_tokens=counts_tokens(request),
         ),
         stream=bool(request.stream),
         who=request.user,
@@ -119,12 +131,19 @@ def _generation(
         id=f"{arrival.id}-{number}",
         slot=SlotKey.for_session(
             arrival.tenant,
-            arrival.session(request.prompt_cache_key, (request.metadata or {}).get("session_id")),
+            arrival.session(request.prompt_cache_key, session_in(request.metadata)),
         ),
         prompt=RenderedPrompt(ids=ids),
-        max_tokens=served.room_for(len(ids), request.max_tokens or DEFAULT_MAX_TOKENS, param="prompt"),
+        max_tokens=served.room_for(
+            len(ids), limit_of(request.max_tokens or DEFAULT_MAX_TOKENS), param="prompt"
+        ),
         sampling=sampling_params(sampling_of(request), served.sampling, vocab_size=served.info.vocab_size),
-        reply=ReplyFormat(stops=stops_of(stop_of(request)), may_think=False),
+        reply=ReplyFormat(
+            stops=stops_of(stop_of(request)),
+            may_think=False,
+            min_tokens=request.min_tokens or 0,
+            ignore_eos=bool(request.ignore_eos),
+        ),
         n_replies=request.n or 1,
         top_logprobs=request.logprobs,
     )
@@ -238,6 +257,8 @@ class CompletionEncoder(OpenAIManners):
             model=shape.model,
             choices=choices,
         )
+        if usage is None and shape.counts_tokens:
+            usage = usage_so_far(self.replies)
         if usage is not None or shape.include_usage:
             body["usage"] = usage
         if with_plan:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from model.errors import InputError
 from server.http.intake import Arrival
@@ -13,12 +16,15 @@ from server.openai.schema import (
     ChatRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    Reasoning,
     SamplingFields,
 )
 from server.settings import Settings
 from server.turn.compose import ComposedTurn, compose
 from server.turn.served import Served
-from server.turn.turn import ResponseFormat, Sampling, Thinking, ToolChoice, Turn
+from server.turn.turn import Effort, ResponseFormat, Sampling, Thinking, ToolChoice, Turn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ def turn_of(request: ChatRequest, arrival: Arrival) -> Turn:
     return Turn(
         id=arrival.id,
         tenant=arrival.tenant,
-        session=arrival.session(request.prompt_cache_key, (request.metadata or {}).get("session_id")),
+        session=arrival.session(request.prompt_cache_key, session_in(request.metadata)),
         user=request.safety_identifier or request.user,
         model=request.model,
         messages=[message.model_dump(exclude_none=True) for message in request.messages],
@@ -67,7 +73,9 @@ def turn_of(request: ChatRequest, arrival: Arrival) -> Turn:
         stop=stop_of(request),
         n=request.n or 1,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
+        max_tokens=limit_of(request.max_completion_tokens or request.max_tokens),
+        min_tokens=request.min_tokens or 0,
+        ignore_eos=bool(request.ignore_eos),
         continues=continues_of(request),
         chat_template_kwargs=request.chat_template_kwargs or {},
         names=_names(request),
@@ -85,7 +93,35 @@ def sampling_of(fields: SamplingFields) -> Sampling:
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},
+        logit_bias={int(token): cast(float, bias) for token, bias in (fields.logit_bias or {}).items()},
+    )
+
+
+def _told(metadata: Mapping[str, object]) -> dict[str, str]:
+    """``metadata`` as it is given back: clients take nothing but strings there."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
+
+
+def session_in(metadata: Mapping[str, object] | None) -> str | None:
+    """The session that a request's metadata names."""
+    name = (metadata or {}).get("session_id")
+    return None if name is None else str(name)
+
+
+def limit_of(max_tokens: int | None) -> int | None:
+    """The limit that a field sets; -1 sets none."""
+    return None if max_tokens == -1 else max_tokens
+
+
+def wants_usage(fields: SamplingFields) -> bool:
+    """Whether the stream ends with a chunk of token counts."""
+    return bool(fields.stream_options and fields.stream_options.include_usage)
+
+
+def counts_tokens(fields: SamplingFields) -> bool:
+    """Whether every chunk of the stream has the token counts so far."""
+    return wants_usage(fields) and bool(
+        fields.stream_options and fields.stream_options.continuous_usage_stats
     )
 
 
@@ -138,24 +174,33 @@ def _response_format(request: ChatRequest) -> ResponseFormat | None:
 
 
 def _thinking(request: ChatRequest) -> Thinking:
-    """Read ``enable_thinking``, ``chat_template_kwargs.enable_thinking`` and ``reasoning_effort``.
+    """Read ``enable_thinking``, ``reasoning_effort``, ``reasoning`` and their like.
 
     Raises:
         InputError: the spellings contradict each other.
     """
-    effort = request.reasoning_effort
+    asked = request.reasoning or Reasoning()
+    effort: Effort | None = _agreed(
+        {"reasoning_effort": request.reasoning_effort, "reasoning.effort": asked.effort}
+    )
     spellings = {
         "enable_thinking": request.enable_thinking,
         "chat_template_kwargs.enable_thinking": _from_kwargs(request),
+        "reasoning.enabled": asked.enabled,
         "reasoning_effort": None if effort is None else effort != "none",
     }
+    budget = _agreed({"thinking_budget": request.thinking_budget, "reasoning.max_tokens": asked.max_tokens})
+    return Thinking(enabled=_agreed(spellings), effort=effort, budget=budget)
+
+
+def _agreed(spellings: Mapping[str, T | None]) -> T | None:
+    """What several fields say that mean the same; None when none of them says anything."""
     given = {name: value for name, value in spellings.items() if value is not None}
     if len(set(given.values())) > 1:
         raise InputError(
             f"These contradict each other: {', '.join(given)}.", param=list(given)[-1], code="invalid_value"
         )
-    enabled = next(iter(given.values()), None)
-    return Thinking(enabled=enabled, effort=effort, budget=request.thinking_budget)
+    return next(iter(given.values()), None)
 
 
 def _from_kwargs(request: ChatRequest) -> bool | None:
@@ -178,9 +223,10 @@ def _shape(request: ChatRequest, arrival: Arrival, served: Served, settings: Set
         token_bytes=served.tokens.token_bytes,
         reasoning_field=settings.reasoning_field,
         has_logprobs=bool(request.logprobs),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=wants_usage(request),
+        counts_tokens=counts_tokens(request),
         service_tier=None if request.service_tier is None else "default",
-        metadata=request.metadata,
+        metadata=None if request.metadata is None else _told(request.metadata),
     )
 
 

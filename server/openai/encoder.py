@@ -28,6 +28,7 @@ from server.openai.bodies import (
     logprob_bodies,
     plan_body,
     usage_body,
+    usage_so_far,
 )
 from server.settings import ReasoningField
 from server.turn.reply import Replies, Reply
@@ -41,6 +42,7 @@ class ChatReplyShape:
         n: how many replies are wanted.
         has_logprobs: whether content tokens come with log probabilities.
         include_usage: whether the stream ends with a chunk of token counts.
+        counts_tokens: whether every chunk of the stream has the counts so far.
         service_tier: named when the request names one.
         metadata: the request's, given back with the whole reply.
     """
@@ -53,6 +55,7 @@ class ChatReplyShape:
     reasoning_field: ReasoningField = "reasoning_content"
     has_logprobs: bool = False
     include_usage: bool = False
+    counts_tokens: bool = False
     service_tier: Literal["default"] | None = None
     metadata: dict[str, str] | None = None
 
@@ -161,6 +164,8 @@ class ChatEncoder(OpenAIManners):
             model=shape.model,
             choices=choices,
         )
+        if usage is None and shape.counts_tokens:
+            usage = usage_so_far(self.replies)
         if shape.include_usage:
             chunk["usage"] = usage
         if shape.service_tier is not None:

@@ -6,27 +6,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from server.http.schema import Schema
+from server.http.schema import Schema, Several, Untouched
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
 
-class CacheMark(Schema):
-    """A client's cache hint. Nothing needs to be done for it: every message start is a cache boundary."""
+class Marked(Schema):
+    """What may carry a client's cache hint. It asks for nothing: every message start is a cache boundary."""
 
-    type: Literal["ephemeral"]
-    ttl: str | None = None
+    cache_control: Untouched = None
+    prompt_cache_breakpoint: Untouched = None
 
 
-class TextPart(Schema):
+class TextPart(Marked):
     """A piece of text; the pieces of a message are joined with nothing between them."""
 
     type: Literal["text"]
     text: str
-    cache_control: CacheMark | None = None
+    annotations: Untouched = None
 
 
-class RefusalPart(Schema):
+class RefusalPart(Marked):
     """A refusal, as another model may have written one; read as text."""
 
     type: Literal["refusal"]
@@ -34,10 +34,17 @@ class RefusalPart(Schema):
 
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-Content = str | list[Part]
+Content = str | Annotated[Several[Part], Field(max_length=16_384)]
 
 
-class SystemMessage(Schema):
+class Kept(Marked):
+    """A message, with what clients that keep conversations leave on it."""
+
+    id: Untouched = None
+    provider_specific_fields: Untouched = None
+
+
+class SystemMessage(Kept):
     """Instructions; ``developer`` is the same as ``system``."""
 
     role: Literal["system", "developer"]
@@ -45,7 +52,7 @@ class SystemMessage(Schema):
     name: str | None = None
 
 
-class UserMessage(Schema):
+class UserMessage(Kept):
     """What a person said."""
 
     role: Literal["user"]
@@ -67,34 +74,36 @@ class ToolCall(Schema):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
+    cache_control: Untouched = None
+    provider_specific_fields: Untouched = None
+    extra_content: Untouched = None
 
 
-class AssistantMessage(Schema):
-    """What the model said, as its client keeps it.
-
-    ``annotations``, ``audio`` and ``function_call`` are what OpenAI's own client echoes; they must be empty.
-    """
+class AssistantMessage(Kept):
+    """What the model said, as its client keeps it. The thought is read from ``reasoning_content`` or
+    ``reasoning``, not from what other providers' clients keep of it besides."""
 
     role: Literal["assistant"]
     content: Content | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[Several[ToolCall], Field(max_length=1024)] | None = None
     prefix: bool | None = None
     name: str | None = None
     refusal: str | None = None
-    annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
+    annotations: Untouched = None
+    reasoning_details: Untouched = None
+    thinking_blocks: Untouched = None
 
 
-class ToolMessage(Schema):
+class ToolMessage(Kept):
     """What a tool returned; nothing may be null or the empty string."""
 
     role: Literal["tool"]
     content: Content | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    is_error: Untouched = None
 
 
 Message = Annotated[
@@ -112,7 +121,7 @@ class FunctionDefinition(Schema):
     strict: bool | None = None
 
 
-class Tool(Schema):
+class Tool(Marked):
     """A tool; functions are the only kind."""
 
     type: Literal["function"]
@@ -136,7 +145,7 @@ class AllowedTools(Schema):
     """The subset of the tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[Several[NamedTool], Field(min_length=1, max_length=1024)]
 
 
 class AllowedToolsChoice(Schema):

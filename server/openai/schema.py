@@ -4,29 +4,68 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 
-from server.http.schema import OnlyFalse, Schema
+from server.http.schema import OnlyFalse, Schema, Several, Untouched, entry_error
 from server.openai.messages import Message, Tool, ToolChoice
 
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=64)],
-        Annotated[str, Field(max_length=512)],
-    ],
-    Field(max_length=16),
+
+def _some(value: int) -> int:
+    if value == 0:
+        raise ValueError("input should be at least 1, or -1 for no limit")
+    return value
+
+
+def _check_biases(biases: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if len(biases) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens may have a bias")
+    for name, value in biases.items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 9):
+            raise entry_error(name, "should be a token id")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise entry_error(name, "should be a number from -100 to 100")
+    return biases
+
+
+MAX_BIASES = 4096
+Biases = Annotated[
+    dict[str, JsonValue],
+    AfterValidator(_check_biases),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_BIASES,
+            "propertyNames": {"pattern": r"^\d{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
-Stop = str | Annotated[list[str], Field(max_length=4)]
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
+StopString = Annotated[str, Field(max_length=4096)]
+Stop = StopString | Annotated[Several[StopString], Field(max_length=64)]
+TokenLimit = Annotated[int, Field(ge=-1), AfterValidator(_some)]
+"""So many tokens at most; -1 sets no limit."""
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class Reasoning(Schema):
+    """How much to think, as OpenRouter's clients say it. ``exclude`` is not done: thoughts are sent."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    enabled: bool | None = None
+    exclude: OnlyFalse | None = None
+    summary: Untouched = None
+
+
 class StreamOptions(Schema):
-    """What a stream carries besides the reply. There is no obfuscation to include."""
+    """What a stream carries besides the reply: counts at its end, or on every chunk those so far. There is no
+    obfuscation to include."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: OnlyFalse | None = None
 
 
@@ -68,7 +107,9 @@ class SamplingFields(Schema):
     """The fields that chat and plain completions share. Null and absent take the model's defaults."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: TokenLimit | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -77,7 +118,7 @@ class SamplingFields(Schema):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = None
+    logit_bias: Biases | None = None
     stop: Stop | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
@@ -90,36 +131,42 @@ class SamplingFields(Schema):
 class ChatRequest(SamplingFields):
     """A chat completion request.
 
-    Fields of OpenAI's that this server has no use for are taken at the value that asks for nothing
-    (``store: false``, ``modalities: ["text"]``), and refused at every other.
+    Fields that change no reply here are taken, whatever they say (``store``, ``verbosity``). Those that would
+    are taken at the value that asks for nothing (``modalities: ["text"]``), and refused at every other.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[Several[Message], Field(min_length=1, max_length=32_768)]
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[Several[Tool], Field(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    safety_identifier: Annotated[str, Field(max_length=64)] | None = None
-    store: OnlyFalse | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    modalities: Several[Literal["text"]] | None = None
+    store: Untouched = None
+    verbosity: Untouched = None
+    prompt_cache_retention: Untouched = None
+    prompt_cache_options: Untouched = None
+    cache_prompt: Untouched = None
+    skip_special_tokens: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
 
 
-TokenId = Annotated[int, Field(ge=0)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+TokenIds = Annotated[Several[TokenId], Field(min_length=1)]
 MANY = Field(min_length=1, max_length=128)
-Prompt = str | Annotated[list[str], MANY] | TokenIds | Annotated[list[TokenIds], MANY]
+Prompt = str | Annotated[Several[str], MANY] | TokenIds | Annotated[Several[TokenIds], MANY]
 
 
 class CompletionRequest(SamplingFields):

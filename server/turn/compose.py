@@ -55,12 +55,15 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
     with named_as(turn.names):
         served.check_name(turn.model)
         thinking, use = _thinking(turn, served, settings), tool_use_of(turn, served.tokens.controls)
+        _check_length(turn, use)
         conversation = _conversation(turn, use, thinking)
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
             tools=None if use.readable is None else tuple(use.readable),
             grammar=use.grammar,
             max_thought_tokens=thinking.max_tokens,
+            min_tokens=turn.min_tokens,
+            ignore_eos=turn.ignore_eos,
         )
         generation = _generation(turn, served, render(conversation, served), reply)
     return ComposedTurn(turn, conversation, generation)
@@ -130,6 +133,15 @@ def _check_kwargs(turn: Turn) -> None:
             f"'chat_template_kwargs' may not set '{overridden[0]}'.",
             param=f"chat_template_kwargs.{overridden[0]}",
         )
+
+
+def _check_length(turn: Turn, use: ToolUse) -> None:
+    """A reply that must match a grammar ends where that does, and can be neither longer nor endless."""
+    for name, value in (("min_tokens", turn.min_tokens), ("ignore_eos", turn.ignore_eos)):
+        if value and use.grammar is not None:
+            raise InputError(f"'{name}' makes no sense for a reply of a given form.", param=name)
+    if turn.max_tokens is not None and turn.min_tokens > turn.max_tokens:
+        raise InputError("'min_tokens' is more than the reply may have.", param="min_tokens")
 
 
 def _kwargs_of(turn: Turn) -> dict[str, object]:

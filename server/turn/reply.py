@@ -74,6 +74,7 @@ class Replies:
         self._replies = [Reply() for _ in range(n)]
         self.plans: list[PlanReport] = []
         self.finished: dict[int, Finished] = {}
+        self.n_tokens = [0] * n
 
     def __getitem__(self, index: int) -> Reply:
         return self._replies[index]
@@ -87,10 +88,12 @@ class Replies:
             case Planned():
                 self.plans.append(event.report)
             case Progress():
+                self.n_tokens[event.index] = event.n_tokens
                 for delta in event.deltas:
                     self._replies[event.index].add(delta)
             case Finished():
                 self.finished[event.index] = event
+                self.n_tokens[event.index] = event.n_tokens
 
     @property
     def ends(self) -> list[Finished]:

@@ -365,3 +365,26 @@ def test_the_budget_is_looked_at_whenever_a_step_has_taken_memory(
         n_steps += 1
         assert looks[-1] == driver.loop.store.n_bytes
     assert len(looks) < n_steps / 10
+
+
+@pytest.mark.parametrize(
+    ("form", "n_tokens"),
+    [(ReplyFormat(), 1), (ReplyFormat(min_tokens=4), 5), (ReplyFormat(ignore_eos=True), 9)],
+)
+@pytest.mark.parametrize("n_replies", [1, 2])
+def test_h1_a_reply_ends_by_itself_only_when_it_is_long_enough(
+    make_loop: MakeLoop, form: ReplyFormat, n_tokens: int, n_replies: int
+) -> None:
+    driver = Driver(make_loop(stop_ids=frozenset(range(128))))
+    bias = tuple((end, 50.0) for end in range(128))
+    outcome = driver.ask(
+        PROMPT,
+        max_tokens=9,
+        reply=form,
+        n_replies=n_replies,
+        sampling=SamplingParams(temperature=0.0, logit_bias=bias),
+    )
+    for end in outcome.finished.values():
+        assert end.n_tokens == n_tokens
+        assert end.reason == ("length" if form.ignore_eos else "stop")
+        assert all(token >= 128 for token in end.token_ids[: 4 if form.min_tokens else 0])

@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
 
+from model.errors import InputError
+from server.http.schema import parse
+from server.openai.schema import ChatRequest
 from server.settings import Settings
 from tests.fakes.fake_engine import fake_served
 from tests.fakes.live_server import ASK, Live, error_of, live
@@ -82,3 +86,42 @@ def test_f11_ten_thousand_messages_are_answered() -> None:
     with live(served=fake_served(context_length=1 << 20)) as server:
         turns = [USER, {"role": "assistant", "content": "Yes?"}] * 5000
         assert server.chat(messages=[*turns, USER]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"messages": [' + "0," * 200_000 + "0]}",
+        '{"messages": [' + '{"role": "user"},' * 30_000 + "0]}",
+        '{"messages": [{"role": "user", "content": [' + "0," * 200_000 + "0]}]}",
+        '{"messages": [{"role": "user", "content": "Hi"}], "tools": [' + "0," * 200_000 + "0]}",
+        '{"messages": [{"role": "user", "content": "Hi"}], "stop": [' + "0," * 200_000 + "0]}",
+        '{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {'
+        + ",".join(f'"{n}": "x"' for n in range(30_000))
+        + "}}",
+        '{"messages": [{"role": "user", "content": "Hi"}], '
+        + ",".join(f'"x{n}": 0' for n in range(30_000))
+        + "}",
+    ],
+    ids=["numbers", "halves", "parts", "tools", "stops", "biases", "unknown"],
+)
+def test_x5_a_body_of_many_mistakes_has_one_told(body: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate_json(body)
+    assert caught.value.error_count() <= 4
+    with pytest.raises(InputError) as refusal:
+        parse(ChatRequest, body.encode())
+    assert len(refusal.value.message) < 1000
+
+
+@pytest.mark.parametrize("token", [2**63, 2**64, 2**32, 10**30, -1, 256])
+def test_x11_a_token_id_of_any_size_is_refused(server: Live, token: int) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": [1, token]}),
+        ("/v1/completions", {"prompt": [[1], [token]]}),
+        ("/detokenize", {"tokens": [token]}),
+    ):
+        response = server.http.post(path, json=body)
+        assert response.status_code == 400, (path, response.text)
+        assert error_of(response)["param"].startswith(next(iter(body)))
+    assert server.chat(logit_bias={str(token): 1}).status_code == 400

@@ -360,12 +360,16 @@ def test_deep_nesting_is_refused_not_crashed_on() -> None:
         render([USER], tools=[tool("f", a=nested)])
 
 
-def test_switches_the_template_does_not_have_are_refused_by_name() -> None:
+def test_h1_switches_the_template_does_not_have_change_nothing() -> None:
+    plain, told = (render([USER], template_kwargs=kwargs) for kwargs in ({}, {"colour": "red"}))
+    assert plain.ids.tolist() == told.ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "eos_token", "raise_exception"])
+def test_what_the_template_is_given_otherwise_is_no_switch(name: str) -> None:
     with pytest.raises(InputError) as refusal:
-        render([USER], template_kwargs={"colour": "red"})
-    assert refusal.value.param == "chat_template_kwargs.colour"
-    with pytest.raises(InputError):
-        render([USER], template_kwargs={"messages": []})
+        render([USER], template_kwargs={name: "x"})
+    assert refusal.value.param == f"chat_template_kwargs.{name}"
 
 
 def test_an_effort_that_the_template_refuses_is_an_input_error() -> None:
