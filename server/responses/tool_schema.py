@@ -107,6 +107,15 @@ def refuse_hosted(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind in HOSTED:
         raise ValueError(f"this server has no hosted tools, and so no {kind}")
+    if (
+        isinstance(kind, str)
+        and kind.startswith("web_search")
+        and value.get("external_web_access") is not False
+    ):
+        raise ValueError(
+            f"this server cannot search the web; {kind} is taken with external_web_access false alone "
+            '(codex: web_search = "disabled")'
+        )
     return value
 
 

@@ -47,10 +47,10 @@ def server() -> Iterator[Live]:
         ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
         ({"input": "Hi", "tools": [{"type": "mcp"}]}, "tools[0]"),
         ({"input": "Hi", "tools": [{"type": "image_generation"}]}, "tools[0]"),
-        ({"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0].external_web_access"),
+        ({"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0]"),
         (
             {"input": "Hi", "tools": [{"type": "web_search", "external_web_access": True}]},
-            "tools[0].external_web_access",
+            "tools[0]",
         ),
         ({"input": "Hi", "tools": [{"type": "tool_search"}]}, "tools[0].execution"),
         ({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name"),
