@@ -11,6 +11,9 @@ from model.layers.network import Network
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
 
+LEAST_POOL = 256 << 20
+"""Bytes of freed buffers that MLX keeps on a GPU at any rate."""
+
 
 class Device(Protocol):
     """One kind of hardware, as :func:`model.backend.detect` finds it."""
@@ -41,6 +44,15 @@ class Device(Protocol):
         """Layers whose temporaries are in memory together during a pass; None for all."""
 
     @property
+    def attention_bytes(self) -> int:
+        """What attention takes at most in a pass besides that, however long the context."""
+
+    @property
+    def budget_share(self) -> float:
+        """Of what the weights leave of the memory, the share that conversations may take unless an operator
+        says otherwise. The rest is for temporaries, and for whatever else runs there."""
+
+    @property
     def warm_sizes(self) -> tuple[int, ...]:
         """Batch sizes whose steps take kernels that no smaller batch's do."""
 
@@ -52,9 +64,19 @@ class Device(Protocol):
             config: of its checkpoint.
         """
 
-    def settle_memory(self, pool_bytes: int) -> None:
+    def begin_loading(self) -> None:
+        """Tell MLX to keep little of what loading leaves behind, such as the parts of joined weights."""
+
+    def settle_memory(self, pool_bytes: int, *, wired_bytes: int = 0) -> None:
         """Tell MLX how to treat memory, once the weights are loaded.
 
         Args:
             pool_bytes: what freed buffers may keep for new arrays.
+            wired_bytes: what is to stay resident, such as the weights; 0 leaves it to the system.
+
+        Raises:
+            BackendError: ``wired_bytes`` on a device that knows no such thing.
         """
+
+    def is_short_of_memory(self) -> bool:
+        """Whether the system is running out of memory at the moment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from model.kv import KvLayout, capacity_for
 from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
-from model.parts import part_tokens, temporary_bytes
+from model.parts import Pace, part_tokens, temporary_bytes
 from model.state import Checkpoint, Recurrent, State
 
 
@@ -60,11 +61,20 @@ class Forward:
         self.n_weight_bytes = sum(w.nbytes for w in self.weights.values())
         self._token_bytes = temporary_bytes(config, self.weights, dtype, device.layers_at_once)
         self.part_tokens = part_tokens(device.most_part_tokens, self._token_bytes)
+        self._pace = Pace()
         self.kv_layout = KvLayout(config.n_kv_heads, config.head_dim, dtype, fingerprint.kv_bits)
 
     def fit_parts(self, n_bytes: int) -> None:
-        """Let a pass take as many tokens at once as ``n_bytes`` hold the temporaries of."""
-        self.part_tokens = part_tokens(self._device.most_part_tokens, self._token_bytes, n_bytes)
+        """Let a pass take as many tokens at once as ``n_bytes`` hold the temporaries of, attention's among
+        them."""
+        self.part_tokens = part_tokens(
+            self._device.most_part_tokens, self._token_bytes, n_bytes - self._device.attention_bytes
+        )
+
+    def tokens_within(self, seconds: float) -> int:
+        """Tokens of a prompt that are read in about ``seconds``, by the speed measured last; at least a few
+        chunks of them, at most those of a part."""
+        return self._pace.tokens_within(seconds, self.part_tokens)
 
     def new_state(self) -> State:
         """The state before any token."""
@@ -113,8 +123,10 @@ class Forward:
             last = min(first + self.part_tokens, end)
             wanted = [p for p in capture_at if first < p <= last]
             part = mx.array(ids[first - start : last - start])[None]
+            began_at = time.perf_counter()
             hidden, captured = self._prefill_part(state, part, wanted)
             mx.eval(hidden, *state.arrays, *(a for checkpoint in captured for a in checkpoint.arrays))
+            self._pace.note(last - first, time.perf_counter() - began_at)
             checkpoints += captured
         assert hidden is not None
         logits = self._network.head(hidden[:, -1:])[0, 0]

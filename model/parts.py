@@ -9,6 +9,31 @@ from model.checkpoint.weights import Weights
 from model.layers.delta_rule import CHUNK
 
 _LEAST = 4 * CHUNK
+_FIRST = 512  # tokens, before any speed is known
+_WEIGHT = 0.5  # of the newest pass in the measured speed
+
+
+class Pace:
+    """How fast prompts are read, measured as they are.
+
+    Args:
+        seconds_per_token: None before any pass was measured.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_per_token: float | None = None
+
+    def note(self, n_tokens: int, seconds: float) -> None:
+        """A pass took so long. Short ones say little: a pass has a cost of its own."""
+        if n_tokens < _LEAST:
+            return
+        newest, known = seconds / n_tokens, self.seconds_per_token
+        self.seconds_per_token = newest if known is None else _WEIGHT * newest + (1 - _WEIGHT) * known
+
+    def tokens_within(self, seconds: float, most: int) -> int:
+        """Tokens, whole chunks and at least a few of them, that a pass may take to be done in ``seconds``."""
+        n = _FIRST if self.seconds_per_token is None else int(seconds / self.seconds_per_token)
+        return max(_LEAST, min(most, n // CHUNK * CHUNK))
 
 
 def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:

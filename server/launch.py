@@ -112,6 +112,7 @@ def engine_options(settings: Settings, path: Path) -> EngineOptions:
         adapter_path=settings.adapter_path,
         dtype=settings.dtype,
         kv_bits=settings.kv_bits,
+        wires_weights=settings.wire_weights,
         hashes_file=user_cache_path("crossturn") / "weights.json",
         context_length=settings.context_length,
         memory_budget=settings.memory_budget,

@@ -114,6 +114,9 @@ class CacheSettings(Section):
     memory_budget: Size | None = Field(
         None, description="memory for retained conversations, e.g. 8GiB (default: from the machine)"
     )
+    wire_weights: bool = Field(
+        False, description="keep the weights resident on a Mac, so that idle time does not page them out"
+    )
     cache_dir: SomePath | None = Field(
         None, description="a directory that keeps conversations across restarts (default: none)"
     )

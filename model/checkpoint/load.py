@@ -58,6 +58,7 @@ def load(
         CheckpointError: not a Qwen3.5-family checkpoint, or files are missing or do not fit.
     """
     device = device or detect()
+    device.begin_loading()
     config = read_config(path)
     shards = read_shards(path)
     model, tied = _filled_modules(path, config, shards)

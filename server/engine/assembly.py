@@ -26,6 +26,7 @@ from model.text.tokenizer import TextTokenizer
 from server.client import ModelInfo
 from server.engine.loop import EngineLoop
 from server.engine.options import LoopOptions
+from server.engine.relief import LEAST_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class EngineOptions:
         dtype: what to compute in, ``float16``, ``bfloat16`` or ``float32``; None for what suits the device.
         kv_bits: 8 or 4 to store keys and values in so many bits, or None.
         hashes_file: remembers the hash of the weights between starts, or None.
+        wires_weights: whether the weights stay resident on a Mac, whatever else needs memory.
         context_length: tokens of a prompt and its reply together; None for the model's own limit.
         memory_budget: bytes for retained conversations; None for what the machine allows.
         cache_dir: a folder that keeps conversations across restarts, or None.
@@ -53,6 +55,7 @@ class EngineOptions:
     dtype: str | None = None
     kv_bits: int | None = None
     hashes_file: Path | None = None
+    wires_weights: bool = False
     context_length: int | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
@@ -79,12 +82,15 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         dtype=options.dtype,
         kv_bits=options.kv_bits,
         hashes_file=options.hashes_file,
+        device=device,
     )
     forward.warm_up()
     budget_bytes = options.memory_budget or default_budget(device, forward)
     room = device.n_memory_bytes - forward.n_weight_bytes - budget_bytes
     forward.fit_parts(room)
-    device.settle_memory(pool_bytes=room // 2)
+    device.settle_memory(
+        pool_bytes=room // 2, wired_bytes=forward.n_weight_bytes if options.wires_weights else 0
+    )
     known = metadata(forward, tokenizer, context_length)
     store = Store(
         known,
@@ -102,6 +108,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         store,
         stop_ids=frozenset(forward.config.eos_token_ids) | frozenset(tokenizer.eos_ids),
         options=options.loop,
+        is_short_of_memory=device.is_short_of_memory,
         grammars=_in_background(partial(GrammarTable, tokenizer, forward.config.vocab_size)),
     )
     info = ModelInfo(
@@ -124,9 +131,8 @@ def _context_length(config: ModelConfig, asked: int | None) -> int:
 
 
 def default_budget(device: Device, forward: Forward) -> int:
-    """Bytes for retained conversations: of what the machine can give, less the weights, three
-    quarters; the rest is for activations and for whatever else runs there."""
-    return max((device.n_memory_bytes - forward.n_weight_bytes) * 3 // 4, _LEAST_BUDGET)
+    """Bytes for retained conversations: the device's share of what the machine can give, less the weights."""
+    return max(int((device.n_memory_bytes - forward.n_weight_bytes) * device.budget_share), LEAST_BUDGET)
 
 
 def disk_tier(
@@ -178,6 +184,3 @@ def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) ->
         chat_template_version=tokenizer.template_fingerprint,
         device=detect().kind,
     )
-
-
-_LEAST_BUDGET = 64 * 2**20

@@ -30,12 +30,19 @@ from server.engine.options import LoopOptions
 from server.engine.outbox import Outbox
 from server.engine.planning import Planner
 from server.engine.prefill import Prefill, Prefiller
+from server.engine.relief import Relief
 from server.engine.reply import Reply, ReplyMaker
 from server.engine.siblings import Siblings
 from server.engine.ticket import Prompted, Ticket
 from server.events import Emit, Failed, GenerationRequest, Planned, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
+
+
+PREFILL_S = 1.0
+"""About what one step of a prefill takes: a client that leaves is heard after it."""
+SHARED_PREFILL_S = 0.25
+"""The same beside replies, which pause for it."""
 
 
 @dataclass
@@ -60,6 +67,7 @@ class EngineLoop:
         store: what is remembered of earlier prompts.
         stop_ids: token ids that end a reply.
         grammars: gives the table of grammars when one is wanted; None makes it then.
+        is_short_of_memory: whether the machine is, at the moment.
         clock: seconds, monotonic.
     """
 
@@ -72,6 +80,7 @@ class EngineLoop:
         stop_ids: frozenset[int],
         options: LoopOptions | None = None,
         grammars: Callable[[], GrammarTable] | None = None,
+        is_short_of_memory: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         options = options or LoopOptions()
@@ -88,6 +97,7 @@ class EngineLoop:
         grammars = grammars or functools.cache(functools.partial(GrammarTable, tokenizer, vocab_size))
         self._maker = ReplyMaker(tokenizer, vocab_size, stop_ids, grammars)
         self._ahead: deque[WarmRequest] = deque()
+        self.relief = Relief(store, is_short_of_memory, clock)
         self.counters = Counters()
 
     # -- what may be asked, between two steps -----------------------------------------------------
@@ -172,6 +182,7 @@ class EngineLoop:
         Returns:
             whether there was anything to do.
         """
+        self.relief.check()
         self._admit()
         has_prefilled = self._prefill()
         has_decoded = self._decode()
@@ -251,10 +262,9 @@ class EngineLoop:
     @property
     def prefill_tokens(self) -> int:
         """Tokens of a prompt that one step reads at most."""
-        alone = self._options.prefill_tokens or self._forward.part_tokens
         if not self._decoder.replies:
-            return alone
-        return self._options.shared_prefill_tokens or alone // 4
+            return self._options.prefill_tokens or self._forward.tokens_within(PREFILL_S)
+        return self._options.shared_prefill_tokens or self._forward.tokens_within(SHARED_PREFILL_S)
 
     def _go_on(self, prefill: Prefill, ticket: Ticket) -> None:
         """A client's prompt was read on."""

@@ -17,10 +17,10 @@ class LoopOptions:
         max_tenant_waiting: of ``max_waiting``, what the requests of one tenant may take; None for all.
         tenant_tokens_per_minute: tokens, read and written, that one tenant is served a minute; a request
             beyond that is refused. None for no limit.
-        prefill_tokens: tokens prefilled in one step while nothing is being decoded; None for what the
-            device takes at once.
+        prefill_tokens: tokens prefilled in one step while nothing is being decoded; None for what takes
+            about a second.
         shared_prefill_tokens: the same while replies are being decoded, whose pause it bounds; None
-            for a quarter of that.
+            for what takes a quarter of one.
         reads_ahead: whether the known part of the next prompt is prefilled in idle time.
         keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
         stream_interval_s: how long a reply's text may wait for more before it is handed over; 0 hands over

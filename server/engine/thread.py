@@ -21,6 +21,7 @@ from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats, ModelInfo
 from server.engine.assembly import EngineOptions, assemble
 from server.engine.loop import EngineLoop
+from server.engine.relief import CHECK_S
 from server.engine.watchdog import Watchdog
 from server.events import Emit, Failed, GenerationRequest, WarmRequest
 
@@ -162,20 +163,29 @@ class Engine:
 
     def _receive(self, loop: EngineLoop) -> None:
         """Take all messages there are; with nothing to do, wait for one."""
-        if not loop.has_work:
-            self._take(loop)
-        while not self._messages.empty():
-            self._take(loop)
+        n_waits = 0
+        while not (loop.has_work or self._take(loop, timeout=CHECK_S)):
+            if n_waits == 0:
+                loop.relief.rest()
+            loop.relief.check()
+            n_waits += 1
+        while self._take(loop):
+            pass
 
-    def _take(self, loop: EngineLoop) -> None:
-        message = self._messages.get()
+    def _take(self, loop: EngineLoop, timeout: float = 0.0) -> bool:
+        """Take a message, if there is one within ``timeout`` seconds."""
+        try:
+            message = self._messages.get(block=timeout > 0, timeout=timeout or None)
+        except queue.Empty:
+            return False
         try:
             message(loop)
         except BaseException as fault:  # of one message: it concerns no other
             log.error("the engine could not take a message", exc_info=fault)
+        return True
 
     def _refuse_the_rest(self, loop: EngineLoop) -> None:
         """Messages that crossed the closing: their requests end like those that were running."""
-        while not self._messages.empty():
-            self._take(loop)
+        while self._take(loop):
+            pass
         loop.cancel_all()

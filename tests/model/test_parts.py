@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from model import forward as forward_module
 from model.checkpoint.config import config_from
 from model.checkpoint.load import load
 from model.checkpoint.weights import parameters
 from model.devices.cuda.device import CudaDevice
 from model.devices.metal.device import MetalDevice
 from model.layers.delta_rule import CHUNK
-from model.parts import part_tokens, temporary_bytes
+from model.parts import Pace, part_tokens, temporary_bytes
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 
@@ -83,3 +86,28 @@ def test_a_prompt_in_the_smallest_parts_is_read_as_in_larger_ones(
     (large, *one), (small, *other) = found
     assert (large, small) == (512, 256)
     assert all(mx.allclose(a, b, atol=1e-4).item() for a, b in zip(one, other, strict=True))
+
+
+def test_m6_a_part_is_sized_by_the_speed_that_was_measured() -> None:
+    pace = Pace()
+    assert pace.tokens_within(1.0, 2048) == 512  # nothing is known yet
+    pace.note(512, 512 / 70)
+    assert pace.tokens_within(1.0, 2048) == 256  # 70 tokens a second, but never less than a few chunks
+    assert pace.tokens_within(10.0, 2048) == 640
+    pace.note(20, 10.0)  # a short one says nothing
+    assert pace.tokens_within(10.0, 2048) == 640
+    for _ in range(20):
+        pace.note(2048, 2048 / 1000)
+    assert pace.tokens_within(1.0, 2048) == 960
+    assert pace.tokens_within(0.25, 2048) == 256
+    assert pace.tokens_within(10.0, 2048) == 2048
+
+
+def test_m6_reading_a_prompt_measures_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(tiny.write_text(tmp_path))
+    seconds = iter(range(1000))
+    monkeypatch.setattr(forward_module.time, "perf_counter", lambda: 5.0 * next(seconds))
+    assert model.tokens_within(5.0) == 512
+    model.prefill(model.new_state(), np.zeros(300, np.uint32))
+    assert model.tokens_within(5.0) == 256
+    assert model.tokens_within(6.5) == 384

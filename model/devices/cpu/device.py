@@ -17,12 +17,14 @@ from model.devices.cpu.blas import use_one_thread
 from model.devices.cpu.crew import Crew
 from model.devices.cpu.feed_forward import CpuFeedForward
 from model.devices.cpu.gdn import CpuGdn
-from model.devices.cpu.host import n_usable_cores, usable_memory
+from model.devices.cpu.host import available_memory, n_usable_cores, usable_memory
 from model.devices.cpu.operations import cpu_ops
 from model.devices.cpu.step import CpuStep
+from model.errors import BackendError
 from model.layers.network import Network, head_of, network_of
 
 _FEW_TOKENS = 64
+_LITTLE = 16  # of the memory there is, a part of which less than this is free is short
 _SMALL_BYTES = 256 << 20  # weights that a step reads from caches rather than from memory, roughly
 
 
@@ -45,6 +47,8 @@ class CpuDevice:
     dtype: ClassVar[str | None] = "float32"
     most_part_tokens: ClassVar[int] = 512  # near the caches
     layers_at_once: ClassVar[int | None] = 1
+    attention_bytes: ClassVar[int] = 64 << 20  # of each core's blocks a few
+    budget_share: ClassVar[float] = 0.5  # other programs live in the same memory
     warm_sizes: ClassVar[tuple[int, ...]] = (1,)
 
     @classmethod
@@ -71,5 +75,13 @@ class CpuDevice:
         step = CpuStep(model.model, network.blocks, head, crew)
         return replace(network, step=step, extend=step.extend, few_tokens=_FEW_TOKENS)
 
-    def settle_memory(self, pool_bytes: int) -> None:
+    def begin_loading(self) -> None:
         """Nothing: MLX takes the CPU's arrays from malloc and gives them back."""
+
+    def settle_memory(self, pool_bytes: int, *, wired_bytes: int = 0) -> None:  # noqa: ARG002
+        """Nothing, likewise."""
+        if wired_bytes:
+            raise BackendError("memory can be wired on a Mac alone")
+
+    def is_short_of_memory(self) -> bool:
+        return available_memory() < self.n_memory_bytes // _LITTLE

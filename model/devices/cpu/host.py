@@ -10,6 +10,7 @@ from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMORY = Path("/proc/meminfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
@@ -35,6 +36,27 @@ def usable_memory() -> int:
     """Bytes this process may take: the machine's, or what the tightest of its cgroups allows."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([installed, *_limits()])
+
+
+def available_memory() -> int:
+    """Bytes this process could still take: what is free in the machine, and in its cgroups."""
+    free = {name: int(kib) << 10 for name, kib in _pairs(_MEMORY)}.get("MemAvailable:", usable_memory())
+    left = [free]
+    for version, folder in _own_cgroups("memory"):
+        if version == 2 and (limit := _read(folder / "memory.max")).isdigit():
+            used = int(_read(folder / "memory.current") or 0)
+            # What files left in the cache goes when it is wanted.
+            cached = {name: int(n) for name, n in _pairs(folder / "memory.stat")}.get("inactive_file", 0)
+            left.append(int(limit) - used + cached)
+    return max(0, min(left))
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """The first two words of each line of a file."""
+    for line in _read(path).splitlines():
+        name, number, *_ = (*line.split(), "", "")
+        if number.isdigit():
+            yield name, number
 
 
 def _limits() -> Iterator[int]:

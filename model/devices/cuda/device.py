@@ -9,20 +9,20 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
-from model.device import DeviceKind
+from model.device import LEAST_POOL, DeviceKind
 from model.devices.cuda.attention import CudaAttention
 from model.devices.cuda.gdn import CudaGdn
 from model.devices.cuda.kernels import pointwise
+from model.devices.cuda.kernels.attention_prompt import ATTENTION_BYTES
 from model.devices.cuda.kernels.few_rows import can_multiply, matrix_of, multiply
 from model.devices.cuda.mixture import CudaFeedForward
 from model.devices.cuda.step import CompiledStep
+from model.errors import BackendError
 from model.layers.attention import Attention
 from model.layers.gdn import Gdn
 from model.layers.network import Network, head_of, network_of
 from model.layers.ops import AddNorm, Ops
 from model.layers.projection import Projection, apply_unpacked
-
-_LEAST_POOL = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class CudaDevice:
     # MLX launches a pass whole before its first kernels are done: the 0.8B shape took 3.4 MB a token on an
     # H200, 4B 5.3 MB, where all layers count 2.5 and 6.9.
     layers_at_once: ClassVar[int | None] = None
+    attention_bytes: ClassVar[int] = ATTENTION_BYTES
+    budget_share: ClassVar[float] = 0.75
     # Alone, padded, of more than 16 rows.
     warm_sizes: ClassVar[tuple[int, ...]] = (1, 2, 17)
 
@@ -69,13 +71,21 @@ class CudaDevice:
         step = CompiledStep(model.model, network.blocks, head_of(model, config), ops)
         return replace(network, step=step)
 
-    def settle_memory(self, pool_bytes: int) -> None:
+    def begin_loading(self) -> None:
+        mx.set_cache_limit(LEAST_POOL)
+
+    def settle_memory(self, pool_bytes: int, *, wired_bytes: int = 0) -> None:
         """MLX keeps ``pool_bytes`` of freed buffers at most for new arrays, and a few at any rate.
 
         Its default is more memory than there is, and arrays that grow with the context seldom fit a freed
         one: the pool would grow until the GPU runs out.
         """
-        mx.set_cache_limit(max(pool_bytes, _LEAST_POOL))
+        if wired_bytes:
+            raise BackendError("memory can be wired on a Mac alone")
+        mx.set_cache_limit(max(pool_bytes, LEAST_POOL))
+
+    def is_short_of_memory(self) -> bool:
+        return False  # its memory is nobody else's
 
 
 def cuda_ops() -> Ops:

@@ -13,6 +13,8 @@ _FUSED_WIDTH = 128
 _STEP_QUERIES = 8
 _MOST_SCORES = 1 << 27
 _FEWEST_ROWS = 8
+# Scores and shares, in float32 at worst.
+ATTENTION_BYTES = 2 * 4 * _MOST_SCORES
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,14 +10,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
-from model.device import DeviceKind
-from model.devices.metal.attention import attend
+from model.device import LEAST_POOL, DeviceKind
+from model.devices.metal.attention import ATTENTION_BYTES, attend
 from model.devices.metal.delta_rule import GROUP, MetalKernel
 from model.layers.delta_rule import Chunked
 from model.layers.network import Network, network_of
 from model.layers.ops import Ops
 
-_LEAST_POOL = 256 << 20
+_NORMAL = 1
+_PRESSURE = b"kern.memorystatus_vm_pressure_level"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class MetalDevice:
     # MLX waits when ten command buffers of some 50 MB are under way, less than a layer of a long part (not
     # run here).
     layers_at_once: ClassVar[int | None] = 2
+    attention_bytes: ClassVar[int] = ATTENTION_BYTES
+    budget_share: ClassVar[float] = 0.5  # a desktop lives in the same memory
     warm_sizes: ClassVar[tuple[int, ...]] = (1,)
 
     @classmethod
@@ -51,13 +55,34 @@ class MetalDevice:
         rule = MetalKernel() if config.key_head_dim % GROUP == 0 else Chunked()
         return network_of(model, config, Ops(attend=attend, rule=rule))
 
-    def settle_memory(self, pool_bytes: int) -> None:
+    def begin_loading(self) -> None:
+        mx.set_memory_limit(self.n_memory_bytes)
+        mx.set_cache_limit(LEAST_POOL)
+
+    def settle_memory(self, pool_bytes: int, *, wired_bytes: int = 0) -> None:
         """MLX keeps ``pool_bytes`` of freed buffers at most for new arrays, and a few at any rate.
 
         Its default is more memory than there is, and arrays that grow with the context seldom fit a freed
-        one: the pool would grow until the system runs out. What MLX holds stays resident, up to what Metal
-        recommends (as with mlx-lm while it generates): otherwise macOS may take weights away between two
-        requests.
+        one: the pool would grow until the system runs out.
+
+        Nothing is wired unless asked for. With all of the working set wired, as mlx-lm has it while it
+        generates, Macs were reported to panic when two streams allocate and free (ml-explore/mlx#3186), and
+        those of 16 GB to freeze. What may be wired is therefore no more than the weights, which never change.
         """
-        mx.set_cache_limit(max(pool_bytes, _LEAST_POOL))
-        mx.set_wired_limit(self.n_memory_bytes)
+        mx.set_cache_limit(max(pool_bytes, LEAST_POOL))
+        if wired_bytes:
+            mx.clear_cache()
+            mx.set_wired_limit(min(wired_bytes, self.n_memory_bytes))
+
+    def is_short_of_memory(self) -> bool:
+        return pressure_level() > _NORMAL
+
+
+def pressure_level() -> int:
+    """What macOS thinks of its memory: 1 is normal, 2 a warning, 4 critical. 1 where nobody says."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "sysctlbyname"):
+        return _NORMAL
+    level, size = ctypes.c_int(_NORMAL), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    libc.sysctlbyname(_PRESSURE, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return level.value

@@ -14,6 +14,7 @@ from model.layers.attention import query_blocks
 _FUSED_WIDTH = 128  # the widest head that MLX hands to cuDNN
 _MOST_ROWS, _FEWEST_ROWS = 1024, 64
 _SCORES = 1 << 27  # in memory at once
+ATTENTION_BYTES = 2 * 4 * _SCORES  # and the shares made of them, in float32 at worst
 ALIGNMENT = 64  # cuBLAS has no fast products for rows of an odd number of scores
 _THREADS = 256
 
