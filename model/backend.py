@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from model.devices.cpu.blas import use_openblas
 from model.devices.cpu.host import keep_freed_memory
@@ -50,6 +50,13 @@ def detect() -> Device:
     from model.devices.cuda.device import CudaDevice
 
     return CudaDevice.here()
+
+
+def without_kernels(device: Device) -> Device:
+    """``device`` with MLX's own operations alone: what its kernels are compared with."""
+    from model.devices.plain import PlainDevice
+
+    return cast("Device", PlainDevice(device))
 
 
 def _extra() -> str:

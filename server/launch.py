@@ -111,6 +111,7 @@ def engine_options(settings: Settings, path: Path) -> EngineOptions:
         model_path=path,
         adapter_path=settings.adapter_path,
         dtype=settings.dtype,
+        kernels=settings.kernels,
         kv_bits=settings.kv_bits,
         wires_weights=settings.wire_weights,
         hashes_file=user_cache_path("crossturn") / "weights.json",

@@ -85,6 +85,11 @@ class ModelSettings(Section):
         description="what to compute in; float16 is faster on chips without bfloat16, M1 and M2 "
         "(default: the checkpoint's own, float32 on the CPU)",
     )
+    kernels: bool = Field(
+        True,
+        description="compute by kernels made for the device; off, by MLX's own operations alone, where "
+        "`crossturn check` finds a difference",
+    )
     kv_bits: Literal[8, 4] | None = Field(
         None,
         description="store keys and values in so many bits: less memory a token, less exact "

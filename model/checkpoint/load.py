@@ -5,7 +5,8 @@ The modules, quantised layers and LoRA come from mlx-lm; names, layouts and dtyp
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -32,6 +33,9 @@ from model.device import Device
 from model.errors import CheckpointError
 from model.forward import Forward
 
+Progress = Callable[[int, int], None]
+
+_READ_BYTES = 1 << 28
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -43,6 +47,7 @@ def load(
     kv_bits: int | None = None,
     hashes_file: Path | None = None,
     device: Device | None = None,
+    on_progress: Progress | None = None,
 ) -> Forward:
     """The model in directory ``path``, its weights in memory. Call on the thread that will run it.
 
@@ -53,31 +58,70 @@ def load(
         kv_bits: 8 or 4 to store keys and values in so many bits each; None keeps them in ``dtype``.
         hashes_file: a small file that remembers the weights' hash; None reads them all to hash them.
         device: what runs it; None for the one that MLX uses.
+        on_progress: told how many bytes of how many are read.
 
     Raises:
         CheckpointError: not a Qwen3.5-family checkpoint, or files are missing or do not fit.
     """
     device = device or detect()
     device.begin_loading()
+    modules = read_modules(path, adapter_path=adapter_path, dtype=dtype or device.dtype)
+    _evaluate(modules.model, on_progress)
+    fingerprint = ModelFingerprint(
+        model=(HashMemory(hashes_file).hash_files if hashes_file else hash_files)(
+            [path / "config.json", *modules.files]
+        ),
+        adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
+        dtype=modules.dtype,
+        kv_bits=_checked_bits(kv_bits, modules.config),
+    )
+    forward = Forward(modules.model.language_model, modules.config, fingerprint, device)
+    mx.clear_cache()  # MLX keeps the parts of what was joined: of 70 GB of experts 40
+    return forward
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """mlx-lm's modules with a checkpoint's weights, which are read when something is computed of them.
+
+    Attributes:
+        model: the whole, as mlx-lm calls it.
+        config: with what the stored weights settle.
+        dtype: what it computes in.
+        files: that hold the weights.
+    """
+
+    model: nn.Module
+    config: ModelConfig
+    dtype: str
+    files: tuple[Path, ...]
+
+
+def read_modules(path: Path, *, adapter_path: Path | None = None, dtype: str | None = None) -> Modules:
+    """The modules of the checkpoint in ``path``; arguments and errors as of :func:`load`."""
     config = read_config(path)
     shards = read_shards(path)
     model, tied = _filled_modules(path, config, shards)
-    config = replace(config, tie_word_embeddings=tied)
     if adapter_path is not None:
         _load_adapter(model, adapter_path)
-    compute = _cast(model, dtype or device.dtype)
-    mx.eval(model.parameters())
-    fingerprint = ModelFingerprint(
-        model=(HashMemory(hashes_file).hash_files if hashes_file else hash_files)(
-            [path / "config.json", *shards.files]
-        ),
-        adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
-        dtype=str(compute).removeprefix("mlx.core."),
-        kv_bits=_checked_bits(kv_bits, config),
-    )
-    forward = Forward(model.language_model, config, fingerprint, device)
-    mx.clear_cache()  # MLX keeps the parts of what was joined: of 70 GB of experts 40
-    return forward
+    compute = str(_cast(model, dtype)).removeprefix("mlx.core.")
+    return Modules(model, replace(config, tie_word_embeddings=tied), compute, shards.files)
+
+
+def _evaluate(model: nn.Module, on_progress: Progress | None) -> None:
+    """Read the weights, some at a time: what unpacking and joining leave behind is given back in between."""
+    weights = list(parameters(model).values())
+    n_total, n_done = sum(w.nbytes for w in weights), 0
+    group: list[mx.array] = []
+    for w in weights:
+        group.append(w)
+        if sum(member.nbytes for member in group) >= _READ_BYTES or w is weights[-1]:
+            mx.eval(group)
+            mx.clear_cache()
+            n_done += sum(member.nbytes for member in group)
+            group = []
+            if on_progress is not None:
+                on_progress(n_done, n_total)
 
 
 def _filled_modules(path: Path, config: ModelConfig, shards: Shards) -> tuple[nn.Module, bool]:

@@ -14,7 +14,7 @@ from cache.disk.tier import DiskTier
 from cache.planner import AdapterId, CrossTurnPrefixMetadata
 from cache.ring import RingLimits
 from cache.store import Store
-from model.backend import detect
+from model.backend import detect, without_kernels
 from model.checkpoint.config import ModelConfig, read_config
 from model.checkpoint.load import load
 from model.codec import StateCodec
@@ -37,6 +37,7 @@ class EngineOptions:
         model_path: folder of the checkpoint.
         adapter_path: folder of a LoRA adapter made by mlx-lm, or None.
         dtype: what to compute in, ``float16``, ``bfloat16`` or ``float32``; None for what suits the device.
+        kernels: compute by kernels made for the device, and not by MLX's own operations alone.
         kv_bits: 8 or 4 to store keys and values in so many bits, or None.
         hashes_file: remembers the hash of the weights between starts, or None.
         wires_weights: whether the weights stay resident on a Mac, whatever else needs memory.
@@ -53,6 +54,7 @@ class EngineOptions:
     model_path: Path
     adapter_path: Path | None = None
     dtype: str | None = None
+    kernels: bool = True
     kv_bits: int | None = None
     hashes_file: Path | None = None
     wires_weights: bool = False
@@ -82,7 +84,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         dtype=options.dtype,
         kv_bits=options.kv_bits,
         hashes_file=options.hashes_file,
-        device=device,
+        device=device if options.kernels else without_kernels(device),
     )
     forward.warm_up()
     budget_bytes = options.memory_budget or default_budget(device, forward)

@@ -1,0 +1,196 @@
+"""Each kernel of the device against MLX's plain operations, on the model's own layers and random tokens.
+
+A model of a single layer is run whole, by the device and by plain operations, with all but one part of it
+silenced: the weights that would carry other parts' results further are zero. So a difference has a name. What
+is right is computed in float32; a kernel may be as far from that as plain operations in its own dtype, or a
+few times as far.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from model.backend import without_kernels
+from model.checkpoint.config import LayerType, ModelConfig
+from model.checkpoint.fingerprint import ModelFingerprint
+from model.checkpoint.load import Modules, read_modules
+from model.device import Device
+from model.forward import Forward
+from model.kv import KvLayout
+from model.layers.gdn import Gdn
+from model.layers.network import Network
+from model.state import State
+from server.check.comparing import apart, layer_bound, numbers
+from server.check.result import Section
+
+_N_VOCAB = 1024  # rows of the embedding and of the head that are kept
+_N_PROMPT, _CAPTURES, _N_FEW = 200, (70, 128), 5
+_LENGTHS = (200, 65, 20)  # of a batch, unlike so that it is padded
+_TIMES = 4.0  # as far from float32 as plain operations in the kernel's dtype are
+
+Results = dict[str, list[NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is looked at alone.
+
+    Attributes:
+        name: as the table calls it.
+        layer: the kind of layer that it is looked at in.
+        silenced: names of the linear layers that carry other parts' results.
+        keeps_state: its states are compared, besides the logits.
+    """
+
+    name: str
+    layer: LayerType
+    silenced: tuple[str, ...]
+    keeps_state: bool = False
+
+
+MIXER_OUTPUTS, FEED_FORWARD_OUTPUTS = ("out_proj", "o_proj"), ("down_proj",)
+PARTS = (
+    Part("norms, embedding and head", "linear_attention", (*MIXER_OUTPUTS, *FEED_FORWARD_OUTPUTS)),
+    Part("feed-forward", "linear_attention", MIXER_OUTPUTS),
+    Part("GDN layer", "linear_attention", FEED_FORWARD_OUTPUTS, keeps_state=True),
+    Part("attention", "full_attention", FEED_FORWARD_OUTPUTS, keeps_state=True),
+)
+
+
+def check_kernels(path: Path, device: Device, dtype: str | None) -> Section:
+    """Compare every part of a layer in every kind of pass.
+
+    Args:
+        path: the checkpoint, of which a layer of each kind is read.
+        device: the one whose kernels are looked at.
+        dtype: what it computes in; None for its own.
+    """
+    section = Section("kernels against plain operations (relative error)")
+    own = read_modules(path, dtype=dtype or device.dtype)
+    exact = own if own.dtype == "float32" else read_modules(path, dtype="float32")
+    is_wrong: set[str] = set()
+    for part in PARTS:
+        if part.layer not in own.config.layer_types:
+            continue
+        wanted = _run(exact, part, without_kernels(device))
+        plain = wanted if exact is own else _run(own, part, without_kernels(device))
+        for kind, found in _run(own, part, device).items():
+            bound = max(layer_bound(own.dtype, device), _TIMES * apart(plain[kind], wanted[kind]))
+            error = apart(found, wanted[kind])
+            if kind in is_wrong:
+                section.tell(f"{part.name}, {kind}", "not judged: it goes through a part that differs")
+                continue
+            section.judge(f"{part.name}, {kind}", error, bound)
+            if not error <= bound and part is PARTS[0]:
+                is_wrong.add(kind)
+    return section
+
+
+def _run(modules: Modules, part: Part, device: Device) -> Results:
+    """What the passes through one layer give, by the pass's name."""
+    config = _small(modules.config, part)
+    rows = _rows(device.network(_one_layer(modules, part), config), modules, config)
+    forward = Forward(_one_layer(modules, part), config, ModelFingerprint(0, 0, modules.dtype), device)
+    results = {kind: numbers(arrays) for kind, arrays in _passes(forward, part.keeps_state)}
+    results["prompt"] += numbers([rows])
+    return results
+
+
+def _rows(network: Network, modules: Modules, config: ModelConfig) -> mx.array:
+    """What a prompt's every token has after the layer, [1, T, H]; of logits there are the last one's."""
+    dtype = getattr(mx, modules.dtype)
+    state = State.empty(config, KvLayout(config.n_kv_heads, config.head_dim, dtype))
+    ids = np.random.default_rng(4).integers(0, config.vocab_size, (1, _N_PROMPT), dtype=np.uint32)
+    (block,) = network.blocks
+    x, h = network.embed(mx.array(ids))
+    if isinstance(block.mixer, Gdn):
+        mixed, _, _ = block.mixer.prefill(h, state.recurrent[0], _CAPTURES)
+    else:
+        mixed = block.mixer.prefill(h, state.kv[0])
+    _, after = block.feed(x, mixed)
+    return after
+
+
+def _passes(forward: Forward, keeps_state: bool) -> Iterator[tuple[str, list[mx.array]]]:
+    random = np.random.default_rng(0)
+
+    def ids(n: int) -> NDArray[np.uint32]:
+        return random.integers(0, forward.config.vocab_size, n, dtype=np.uint32)
+
+    def rest(arrays: Callable[[], Sequence[mx.array]]) -> Sequence[mx.array]:
+        return arrays() if keeps_state else ()
+
+    state = forward.new_state()
+    read = forward.prefill(state, ids(_N_PROMPT), capture_at=_CAPTURES)
+    captured = [a for checkpoint in read.checkpoints for a in checkpoint.arrays]
+    rows = [a for kv in state.kv for a in kv.append(*_no_rows(forward))]
+    yield "prompt", [read.logits, *rest(lambda: [*captured, *state.snapshot().arrays, *rows])]
+    few = forward.prefill(state, ids(_N_FEW), capture_at=[_N_PROMPT + 2])
+    captured = [a for checkpoint in few.checkpoints for a in checkpoint.arrays]
+    yield "a few tokens", [few.logits, *rest(lambda: [*captured, *state.snapshot().arrays])]
+    batch = forward.new_batch()
+    batch.join(0, state)
+    logits = [batch.step(mx.array(ids(1))) for _ in range(3)]
+    yield "step", [*logits, *rest(lambda: list(batch.snapshot(0).arrays))]
+    together = forward.new_batch()
+    for key, n_tokens in enumerate(_LENGTHS):
+        member = forward.new_state()
+        forward.prefill(member, ids(n_tokens))
+        together.join(key, member)
+    logits = [together.step(mx.array(ids(len(_LENGTHS)))) for _ in range(3)]
+    snapshots = rest(lambda: [a for key in range(len(_LENGTHS)) for a in together.snapshot(key).arrays])
+    yield "batch", [*logits, *snapshots]
+
+
+def _no_rows(forward: Forward) -> tuple[mx.array, mx.array]:
+    """Nothing to append: keys and values as they are."""
+    layout = forward.kv_layout
+    nothing = mx.zeros((1, layout.n_heads, 0, layout.head_dim), layout.dtype)
+    return nothing, nothing
+
+
+def _small(config: ModelConfig, part: Part) -> ModelConfig:
+    n_vocab = min(_N_VOCAB, config.vocab_size)
+    return replace(config, n_layers=1, layer_types=(part.layer,), vocab_size=n_vocab)
+
+
+def _one_layer(modules: Modules, part: Part) -> nn.Module:
+    """mlx-lm's language model with one layer, a small vocabulary and the part's silence; nothing is shared
+    with ``modules`` but weights."""
+    config = modules.config
+    model = _twin(modules.model.language_model)
+    model.model.layers = [model.model.layers[config.layer_types.index(part.layer)]]
+    for holder, name in ((model.model, "embed_tokens"), (model, "lm_head")):
+        if name in holder:
+            _map(holder[name], lambda w: w[:_N_VOCAB])
+    for name, layer in model.named_modules():
+        if name.rpartition(".")[2] in part.silenced:
+            _map(layer, mx.zeros_like)
+    mx.eval(model.parameters())
+    return model
+
+
+def _twin(value: Any) -> Any:
+    """The same modules again, over the same arrays."""
+    if isinstance(value, nn.Module):
+        twin = copy.copy(value)
+        for name, part in value.items():
+            twin[name] = _twin(part)
+        return twin
+    return [_twin(part) for part in value] if isinstance(value, list) else value
+
+
+def _map(layer: nn.Module, change: Callable[[mx.array], mx.array]) -> None:
+    """Change what a linear layer or an embedding is made of, packed or not."""
+    for name in ("weight", "scales", "biases", "bias", "global_scale"):
+        if layer.get(name) is not None:
+            layer[name] = change(layer[name])

@@ -1,0 +1,88 @@
+"""What a check found: rows of a table, and the verdict over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Outcome = Literal["same", "differs", "told"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        part: what was looked at, as a person names it: ``GDN layer, prompt``.
+        outcome: ``told`` where there is nothing to judge.
+        found: the figure.
+        bound: what it may be, empty where nothing is judged.
+    """
+
+    part: str
+    outcome: Outcome
+    found: str
+    bound: str = ""
+
+
+@dataclass(slots=True)
+class Section:
+    """Rows under a heading, and what is to be said below them."""
+
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def judge(self, part: str, error: float, bound: float) -> None:
+        """Add a row for a difference that may be ``bound`` at most; what is no number differs."""
+        outcome: Outcome = "same" if error <= bound else "differs"
+        self.rows.append(Row(part, outcome, f"{error:.1e}", f"{bound:.1e}"))
+
+    def tell(self, part: str, found: str) -> None:
+        """Add a row that judges nothing."""
+        self.rows.append(Row(part, "told", found))
+
+    @property
+    def differing(self) -> list[str]:
+        return [row.part for row in self.rows if row.outcome == "differs"]
+
+
+def differing(sections: Iterable[Section]) -> list[str]:
+    """The parts that differ, in order."""
+    return [part for section in sections for part in section.differing]
+
+
+def verdict(sections: Sequence[Section]) -> str:
+    """One line."""
+    wrong = differing(sections)
+    n_judged = sum(row.outcome != "told" for section in sections for row in section.rows)
+    if not wrong:
+        return f"verdict: all {n_judged} comparisons agree"
+    return f"verdict: {len(wrong)} of {n_judged} comparisons differ: {'; '.join(wrong)}"
+
+
+def table(section: Section) -> str:
+    """A section as text for a terminal."""
+    mark = {"same": "ok", "differs": "DIFFERS", "told": ""}
+    width = max((len(row.part) for row in section.rows), default=0)
+    lines = [section.title]
+    for row in section.rows:
+        bound = f"  (at most {row.bound})" if row.bound else ""
+        lines.append(f"  {row.part:<{width}}  {row.found}{bound}  {mark[row.outcome]}".rstrip())
+    return "\n".join([*lines, *(f"  {note}" for note in section.notes)])
+
+
+def report(sections: Sequence[Section]) -> str:
+    """All of it in Markdown, for an issue."""
+    lines = ["# crossturn check", "", f"**{verdict(sections)}**"]
+    for section in sections:
+        lines += ["", f"## {section.title}", "", "| part | found | at most | |", "|---|---|---|---|"]
+        for row in section.rows:
+            lines.append(f"| {row.part} | {row.found} | {row.bound} | {_mark(row)} |")
+        lines += [line for note in section.notes for line in ("", note)]
+    return "\n".join(lines) + "\n"
+
+
+def _mark(row: Row) -> str:
+    return {"same": "ok", "differs": "**differs**", "told": ""}[row.outcome]

@@ -1,0 +1,148 @@
+"""A short walk of conversations: what a warm engine replies, a fresh one must reply as well."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache.planner import SlotKey
+from cache.ring import RingLimits
+from cache.store import Store
+from model.codec import StateCodec
+from model.device import Device
+from model.forward import Forward
+from model.sampling import SamplingParams
+from model.text.chat import ChatFormat, RenderedPrompt
+from model.text.tokenizer import TextTokenizer
+from server.check.comparing import pass_bound
+from server.check.result import Section
+from server.engine.assembly import metadata
+from server.engine.loop import EngineLoop
+from server.engine.options import LoopOptions
+from server.events import Event, Failed, Finished, GenerationRequest, Planned, Progress
+
+_N_REPLY = 12
+_BUDGET = 2 << 30
+_SYSTEM = "You are a careful assistant. Answer in one short sentence, and never guess. " * 6
+_QUESTIONS = (
+    "A train leaves Oslo at nine and needs seven hours to Bergen. When does it arrive?",
+    "And if it stops for half an hour in Voss?",
+    "Write that as a table of two rows, with the time of day in the second column, please.",
+    "Thank you. What was the name of the first town?",
+)
+
+Messages = list[Mapping[str, Any]]
+
+
+class Asked:
+    """One engine's reply.
+
+    Attributes:
+        ids: of the reply.
+        logprobs: of the ids.
+        reused, prompt: tokens.
+        mode: of the plan.
+    """
+
+    def __init__(self, loop: EngineLoop, prompt: RenderedPrompt) -> None:
+        events: list[Event] = []
+        loop.submit(
+            GenerationRequest(
+                id="check",
+                slot=SlotKey.for_session(None, "check"),
+                prompt=replace(prompt, opens_thought=False),  # thoughts have no log probabilities
+                max_tokens=_N_REPLY,
+                sampling=SamplingParams(temperature=0.0),
+                top_logprobs=0,
+            ),
+            events.append,
+        )
+        while loop.step():
+            pass
+        failed = [event.message for event in events if isinstance(event, Failed)]
+        assert not failed, failed
+        report = next(event.report for event in events if isinstance(event, Planned))
+        self.ids = next(event.token_ids for event in events if isinstance(event, Finished))
+        told = [token for event in events if isinstance(event, Progress) for token in event.logprobs]
+        self.logprobs = {n: token.logprob for n, token in enumerate(told)}
+        self.reused, self.prompt, self.mode = report.reused_tokens, report.prompt_tokens, report.mode
+
+
+def check_walk(forward: Forward, device: Device, tokenizer: TextTokenizer) -> Section:
+    """Turns, an edit, a second try, a shorter history and a repetition, each warm and cold."""
+    section = Section("a conversation, warm against cold")
+    bound = pass_bound(forward.fingerprint.dtype, device)
+    chat = ChatFormat(tokenizer)
+    warm = _new_loop(forward, tokenizer)
+    n_reused = n_prompt = 0
+    for name, messages in _walk():
+        prompt = chat.render(messages)
+        found, wanted = Asked(warm, prompt), Asked(_new_loop(forward, tokenizer), prompt)
+        n_reused, n_prompt = n_reused + found.reused, n_prompt + found.prompt
+        told = f"{name} ({found.mode}, {found.reused} of {found.prompt} tokens reused)"
+        section.judge(told, _difference(forward, prompt, found, wanted), bound)
+    section.notes.append(
+        f"{n_reused} of {n_prompt} prompt tokens were reused. The figure is the largest difference of a "
+        "token's log probability up to where the replies part, and how far apart the two tokens are there, "
+        "over the spread of a fresh process's logits."
+    )
+    return section
+
+
+def _walk() -> list[tuple[str, Messages]]:
+    """The prompts, in order. What the assistant said is made up, so that they do not depend on the model."""
+    history: Messages = [{"role": "system", "content": _SYSTEM}]
+    walk: list[tuple[str, Messages]] = []
+    for n, question in enumerate(_QUESTIONS):
+        history = [*history, {"role": "user", "content": question}]
+        walk.append((f"turn {n + 1}", history))
+        history = [*history, {"role": "assistant", "content": f"That is answer number {n + 1}."}]
+    edited = [*walk[-1][1][:-1], {"role": "user", "content": "Which town did it stop in?"}]
+    walk += [("the last message edited", edited), ("the same again", edited), ("two turns back", walk[1][1])]
+    other: Messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "Good morning!"}]
+    return [*walk, ("another conversation", other), ("the first one again", walk[-1][1])]
+
+
+def _difference(forward: Forward, prompt: RenderedPrompt, found: Asked, wanted: Asked) -> float:
+    shared = 0
+    while shared < min(len(found.ids), len(wanted.ids)) and found.ids[shared] == wanted.ids[shared]:
+        shared += 1
+    both = [n for n in range(shared) if n in found.logprobs and n in wanted.logprobs]
+    error = max((abs(found.logprobs[n] - wanted.logprobs[n]) for n in both), default=0.0)
+    return max(error, _gap(forward, prompt, shared, found.ids, wanted.ids))
+
+
+def _gap(
+    forward: Forward, prompt: RenderedPrompt, shared: int, found: Sequence[int], wanted: Sequence[int]
+) -> float:
+    """How much likelier a fresh process finds its own token where two replies part, over its logits' spread.
+
+    In few digits two tokens may be as likely as each other: that is no fault.
+    """
+    if shared == len(found) == len(wanted):
+        return 0.0
+    if shared in (len(found), len(wanted)):
+        return math.inf  # one ended where the other goes on
+    fed: NDArray[np.uint32] = np.concatenate([prompt.ids, np.array(wanted[:shared], np.uint32)])
+    logits = np.array(forward.prefill(forward.new_state(), fed).logits)
+    return float(abs(logits[wanted[shared]] - logits[found[shared]]) / logits.std())
+
+
+def _new_loop(forward: Forward, tokenizer: TextTokenizer) -> EngineLoop:
+    store = Store(
+        metadata(forward, tokenizer, forward.config.max_context),
+        budget_bytes=_BUDGET,
+        ring_limits=RingLimits(),
+        share_prefixes=True,
+        clock=time.monotonic,
+        new_state=forward.new_state,
+        codec=StateCodec(forward.new_state),
+    )
+    options = LoopOptions(checks_store=True, reads_ahead=False)
+    return EngineLoop(forward, tokenizer, store, stop_ids=frozenset(), options=options)
