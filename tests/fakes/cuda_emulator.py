@@ -35,16 +35,16 @@ def launch(
     numbers: Sequence[int],
 ) -> list[mx.array]:
     """See ``model.devices.cuda.kernels.kernel.launch``."""
-    arrays = [_to_numpy(x) for x in inputs]
-    results = [_guarded(shape, dtype) for shape, dtype in outputs]
+    arrays = [to_numpy(x) for x in inputs]
+    results = [guarded(shape, dtype) for shape, dtype in outputs]
     pointers = [x.ctypes.data for x in arrays] + [x.ctypes.data + GUARD for x in results]
-    came_to_end = _built(_translation(program, len(pointers))).run(
+    came_to_end = built(_translation(program, len(pointers))).run(
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_int * len(numbers))(*numbers),
         (ctypes.c_uint * 4)(*(*blocks, 1, 1)[:3], threads),
     )
     assert came_to_end, "threads wait for a barrier that others have left out"
-    return [_to_mlx(x, *output) for x, output in zip(results, outputs, strict=True)]
+    return [to_mlx(x, *output) for x, output in zip(results, outputs, strict=True)]
 
 
 def _translation(program: Program, n_arrays: int) -> str:
@@ -68,7 +68,7 @@ def _translation(program: Program, n_arrays: int) -> str:
 
 
 @cache
-def _built(code: str) -> ctypes.CDLL:
+def built(code: str) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="cuda-on-cpu-"))
     name = hashlib.sha256(code.encode()).hexdigest()[:16]
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
@@ -81,19 +81,20 @@ def _built(code: str) -> ctypes.CDLL:
     return loaded
 
 
-def _to_numpy(x: mx.array) -> np.ndarray:
+def to_numpy(x: mx.array) -> np.ndarray:
     # A copy, so that it is contiguous and stays in place.
     return np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x, order="C")
 
 
-def _guarded(shape: Sequence[int], dtype: mx.Dtype) -> np.ndarray:
+def guarded(shape: Sequence[int], dtype: mx.Dtype) -> np.ndarray:
     """Bytes of an output, not a number throughout, with guards around it."""
     return np.full(int(np.prod(shape)) * dtype.size + 2 * GUARD, 0xFF, np.uint8)
 
 
-def _to_mlx(held: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+def to_mlx(held: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     assert (np.concatenate([held[:GUARD], held[-GUARD:]]) == 0xFF).all(), "written beyond an output"
     inside = held[GUARD:-GUARD]
     if dtype == mx.bfloat16:
         return mx.array(inside.view(np.uint16).reshape(shape)).view(mx.bfloat16)
-    return mx.array(inside.view(np.uint32 if dtype == mx.uint32 else np.float32).reshape(shape))
+    own = {mx.float32: np.float32, mx.float16: np.float16, mx.uint32: np.uint32}[dtype]
+    return mx.array(inside.view(own).reshape(shape))
