@@ -134,10 +134,21 @@ def finished(folder: Path, name: re.Pattern[str]) -> tuple[Path, ...]:
     return tuple(found)
 
 
+PEER = "peer-{}"
+MAX_PEERS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to use a cache folder; it ends with :meth:`close`, or with the process."""
+    """The right to write into a folder; it ends with :meth:`close`, or with the process.
 
+    Attributes:
+        root: the cache folder.
+        folder: what of it this process writes: the root, or a folder of a peer in it.
+    """
+
+    root: Path
+    folder: Path
     folder_number: int
 
     def close(self) -> None:
@@ -145,20 +156,27 @@ class Claim:
         os.close(self.folder_number)
 
 
-def claim(folder: Path) -> Claim:
-    """Make ``folder`` where it is missing, and keep other processes out.
+def claim(root: Path) -> Claim:
+    """Make the cache folder ``root`` where it is missing, and keep other processes from writing where this
+    one does. The first process writes into the root, a further one into a folder of its own in it; each reads
+    what all of them wrote.
 
     Raises:
-        OSError: the folder cannot be used; ``BlockingIOError`` when another process uses it.
+        OSError: the folder cannot be used; ``BlockingIOError`` when :data:`MAX_PEERS` processes use it.
     """
-    if folder == Path():  # as an empty option reads
+    if root == Path():  # as an empty option reads
         raise OSError("the current folder is no cache folder; name one of its own")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The folder itself is locked: a file in it could be deleted, and then let a second process in.
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(number)
-        raise
-    return Claim(number)
+    for folder in (root, *(root / PEER.format(i) for i in range(1, MAX_PEERS))):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The folder itself is locked: a file in it could be deleted, and then let a second process in.
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(number)
+            continue
+        except OSError:
+            os.close(number)
+            raise
+        return Claim(root, folder, number)
+    raise BlockingIOError(f"{MAX_PEERS} processes write into it already")

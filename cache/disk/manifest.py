@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from cache.entry import Entry, TokenBuffer, new_lineage
@@ -81,15 +82,17 @@ class Found:
 
     Attributes:
         state: the deepest of its states that the prompt can go on from.
+        peer: the folder of the other server that wrote it; None for this one.
     """
 
     manifest: Manifest
     state: StateFile
+    peer: Path | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the conversation would be left behind."""
-        return self.state is self.manifest.states[-1]
+    def is_own_whole(self) -> bool:
+        """Whether it is this server's own, and nothing of it would be left behind."""
+        return self.peer is None and self.state is self.manifest.states[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Recalled:
         manifest = self.found.manifest
         return Entry(
             number=number,
-            lineage=manifest.lineage if goes_on and self.found.is_whole else new_lineage(),
+            lineage=manifest.lineage if goes_on and self.found.is_own_whole else new_lineage(),
             slot=manifest.slot,
             metadata=metadata,
             ids=TokenBuffer(manifest.ids[: self.state.length]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cache.disk.blob import DamagedBlobError
 from cache.disk.catalogue import Catalogue
 from cache.disk.files import Claim, Files
 from cache.disk.manifest import Found, Recalled, best_match, describe
+from cache.disk.peers import Peers
 from cache.disk.writer import Writer
 from cache.entry import Entry
 from cache.planner import CrossTurnPrefixMetadata, SlotKey, TokenIds
@@ -31,11 +33,10 @@ MANIFESTS, CONTENT = "conversations", "content"
 
 
 class DiskTier:
-    """Owns one cache folder.
+    """Owns what one server writes into a cache folder, and reads what others write there.
 
     Args:
-        folder: the place; one process at a time may use it.
-        claim: what :func:`cache.disk.files.claim` gave for it; closed with the tier.
+        claim: what :func:`cache.disk.files.claim` gave for the folder; closed with the tier.
         max_bytes: what all files together may hold; the longest unused conversations go first.
         metadata: of the model that serves; conversations of another stay, unread.
         codec: states to arrays and back.
@@ -47,14 +48,14 @@ class DiskTier:
 
     def __init__(
         self,
-        folder: Path,
-        *,
         claim: Claim,
+        *,
         max_bytes: int,
         metadata: CrossTurnPrefixMetadata,
         codec: StateCodec,
         clock: Callable[[], float],
     ) -> None:
+        folder = claim.folder
         for name in (MANIFESTS, CONTENT):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         self._claim = claim
@@ -64,6 +65,7 @@ class DiskTier:
         self._writer = Writer()
         self._files = Files(folder / CONTENT, self._writer, max_bytes)
         self._catalogue = Catalogue(folder / MANIFESTS, self._files, self._writer, self.fingerprint)
+        self._peers = Peers(claim, MANIFESTS, self.fingerprint, clock)
         self._writes: dict[str, Generator[None, None, None]] = {}
         self._has_told = False
         self._files.scan()
@@ -194,14 +196,31 @@ class DiskTier:
         for manifest in manifests:
             self.forget(manifest.lineage)
         self._files.delete_unneeded()  # what was written of a turn that is not complete
-        return len(manifests)
+        n_of_peers = sum(1 for _ in self._peers.of(slot))
+        try:
+            self._peers.forget(slot)
+        except OSError as error:
+            log.warning("cannot note in the cache folder what is forgotten: %s", error)
+        return len(manifests) + n_of_peers
 
     # -- reading back ---------------------------------------------------------------------------
 
     def best(self, slot: SlotKey, prompt_ids: TokenIds) -> Found | None:
         """The conversation of ``slot`` that saves ``prompt_ids`` most; one token is left to feed."""
         self._writer.settle()
-        return best_match(self._catalogue.of(slot), prompt_ids)
+        self._forget_what_a_peer_forgot(slot)
+        own = best_match(self._catalogue.of(slot), prompt_ids)
+        for folder, manifest in self._peers.of(slot):
+            theirs = best_match((manifest,), prompt_ids)
+            if theirs is not None and (own is None or theirs.state.length > own.state.length):
+                own = replace(theirs, peer=folder)
+        return own
+
+    def _forget_what_a_peer_forgot(self, slot: SlotKey) -> None:
+        at = self._peers.forgotten_at(slot)
+        for manifest in self._catalogue.of(slot):
+            if manifest.saved_unix_s <= at:
+                self.forget(manifest.lineage)
 
     def all_of(self, slot: SlotKey) -> tuple[Found, ...]:
         """Every conversation of ``slot``, whole."""
@@ -210,6 +229,8 @@ class DiskTier:
 
     def n_bytes_of(self, found: Found) -> int:
         """About what ``found`` takes in memory."""
+        if found.peer is not None:
+            return sum(_size(found.peer / CONTENT / f.name) for f in found.manifest.rows)
         return self._files.sum_of(f.name for f in found.manifest.rows if f.start < found.state.length)
 
     def read(self, found: Found) -> Recalled | None:
@@ -219,17 +240,13 @@ class DiskTier:
         not let it be read now, which is told once and forgets nothing.
         """
         self._writer.wait()
-        manifest, end = found.manifest, found.state.length
+        manifest = found.manifest
+        if found.peer is not None:
+            return self._read_of_peer(found, found.peer)
         if manifest not in self._catalogue:
             return None  # its files could not be written after all
         try:
-            rows = [self._content(f.name) for f in manifest.rows if f.start < end]
-            checkpoints = [
-                self._codec.checkpoint(f.length, self._content(f.name))
-                for f in manifest.states
-                if f.length <= end
-            ]
-            state = self._codec.state(checkpoints[-1], rows)
+            recalled = self._recalled(found, self._own_content)
         except ValueError as error:
             log.warning("skipping a damaged conversation in the cache folder: %s", error)
             self.forget(manifest.lineage)
@@ -241,17 +258,45 @@ class DiskTier:
             return None
         self._has_told = False
         self._catalogue.touch(manifest, self._clock())
+        return recalled
+
+    def _read_of_peer(self, found: Found, folder: Path) -> Recalled | None:
+        """Read what another server wrote, which it may replace or delete meanwhile."""
+        try:
+            return self._recalled(found, lambda name: self._content(folder / CONTENT / name))
+        except (ValueError, OSError) as error:
+            log.info("a conversation of another server cannot be read: %s", error)
+            return None
+
+    def _recalled(self, found: Found, content: Callable[[str], Buffers]) -> Recalled:
+        """``found`` as far as it helps. Raises ValueError for what is damaged, and OSError."""
+        manifest, end = found.manifest, found.state.length
+        rows = [content(f.name) for f in manifest.rows if f.start < end]
+        checkpoints = [
+            self._codec.checkpoint(f.length, content(f.name)) for f in manifest.states if f.length <= end
+        ]
+        state = self._codec.state(checkpoints[-1], rows)
         return Recalled(found, state, tuple(checkpoints[:-1]))
 
-    def _content(self, name: str) -> Buffers:
+    def _own_content(self, name: str) -> Buffers:
         try:
-            fingerprint, _, buffers = blob.unpack(name, blob.read(self._files.folder / name))
-            if fingerprint != self.fingerprint:
-                raise DamagedBlobError("it belongs to another model")
+            return self._content(self._files.folder / name)
         except DamagedBlobError as error:
             self._files.delete(name)
             raise DamagedBlobError(f"{name}: {error}") from error
+
+    def _content(self, path: Path) -> Buffers:
+        fingerprint, _, buffers = blob.unpack(path.name, blob.read(path))
+        if fingerprint != self.fingerprint:
+            raise DamagedBlobError("it belongs to another model")
         return buffers
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class NoDisk:

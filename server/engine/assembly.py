@@ -143,8 +143,7 @@ def disk_tier(
     """What keeps conversations across restarts in the folder that ``folder_claim`` is for."""
     assert options.cache_dir is not None
     return DiskTier(
-        options.cache_dir,
-        claim=folder_claim,
+        folder_claim,
         max_bytes=options.cache_dir_bytes,
         metadata=metadata,
         codec=StateCodec(forward.new_state),
@@ -155,8 +154,6 @@ def disk_tier(
 def _claim(folder: Path) -> Claim:
     try:
         return claim(folder)
-    except BlockingIOError as error:
-        raise ModelError(f"the cache folder {folder} is in use by another server") from error
     except OSError as error:
         raise ModelError(f"the cache folder {folder} cannot be used: {error}") from error
 

@@ -316,14 +316,6 @@ def test_a_write_that_is_cut_off_leaves_what_was_there(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path)
-    with pytest.raises(BlockingIOError):
-        open_tier(tmp_path)
-    tier.close()
-    open_tier(tmp_path).close()
-
-
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     filled(tmp_path)
     for path in tmp_path.rglob("*"):

@@ -219,14 +219,15 @@ def test_x8_what_comes_into_the_place_of_a_content_file_while_serving_is_damage(
     store.disk.close()
 
 
-def test_x8_whatever_is_deleted_in_it_a_folder_in_use_lets_no_second_server_in(tmp_path: Path) -> None:
+def test_x8_whatever_is_deleted_in_it_no_second_server_writes_where_the_first_does(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     for path in tmp_path.iterdir():
         path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(BlockingIOError):
-        claim(tmp_path)
+    second = claim(tmp_path)
+    assert second.folder == tmp_path / "peer-1"
+    second.close()
     tier.close()
-    claim(tmp_path).close()
+    assert claim(tmp_path).folder == tmp_path
 
 
 @pytest.mark.parametrize("name", ["", "."])

@@ -24,8 +24,7 @@ def open_tier(
     folder: Path, *, max_bytes: int = 10**9, metadata: CrossTurnPrefixMetadata = METADATA
 ) -> DiskTier:
     return DiskTier(
-        folder,
-        claim=claim(folder),
+        claim(folder),
         max_bytes=max_bytes,
         metadata=metadata,
         codec=FakeCodec(UNIT),

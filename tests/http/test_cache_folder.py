@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.test_process import ended, refused, started
+from tests.http.test_process import ended, started
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant. " * 40}
 
@@ -54,6 +54,14 @@ def test_a_conversation_survives_the_end_of_the_server(tmp_path: Path, end: sign
 
 
 @pytest.mark.slow
-def test_a_cache_folder_in_use_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with started("--port", "0", "--cache-dir", str(tmp_path)):
-        assert "in use by another server" in refused(capfd, "--port", "0", "--cache-dir", str(tmp_path))
+def test_a_session_that_moves_to_another_server_over_the_folder_is_read_back(tmp_path: Path) -> None:
+    options = ("--port", "0", "--cache-dir", str(tmp_path))
+    messages = [{"role": "user", "content": "What is 2 plus 2? " * 12}]
+    with started(*options) as (_, one), started(*options) as (_, other):
+        first = ask(one, messages)
+        wait_for_a_conversation(tmp_path)
+        text = first["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And plus 5?"}]
+        moved = ask(other, messages)
+    assert moved["crossturn"]["reused_tokens"] >= first["usage"]["prompt_tokens"] - 5
+    assert (tmp_path / "peer-1" / "conversations").is_dir()
