@@ -53,7 +53,7 @@ class MetalDevice:
     def network(self, model: nn.Module, config: ModelConfig) -> Network:
         # mlx-lm's kernel reads keys in groups.
         rule = MetalKernel() if config.key_head_dim % GROUP == 0 else Chunked()
-        return network_of(model, config, Ops(attend=attend, rule=rule))
+        return network_of(model, config, Ops(attend=attend, rule=rule), compiles=True)
 
     def begin_loading(self) -> None:
         mx.set_memory_limit(self.n_memory_bytes)
