@@ -55,7 +55,8 @@ def _list(api: Api, _chosen: Namespace) -> None:
     for slot in listed["data"]:
         print(_line(slot))
     held, budget = bytes_in_words(listed["bytes"]), bytes_in_words(listed["budget_bytes"])
-    print(f"{len(listed['data'])} sessions, {held} of {budget}")
+    n = len(listed["data"])
+    print(f"{n} session{'' if n == 1 else 's'}, {held} of {budget}")
 
 
 def _show(api: Api, chosen: Namespace) -> None:

@@ -15,6 +15,8 @@ from server.log import RequestRecord
 
 _MAX_SLOTS, _MAX_TURNS = 512, 50
 _LONGEST_TEXT = 60
+_CONTEXT = 8
+"""Characters shown behind a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def _what_changed(parted: Divergence) -> str:
     place = (
         f"message {parted.message} ({parted.role})" if parted.message >= 0 else "what precedes the messages"
     )
-    kept, sent = _short(parted.kept), _short(parted.sent)
+    kept, sent = _differing(parted.kept, parted.sent)
     return f"The client changed {place}: “{kept}” was remembered, “{sent}” was sent."
 
 
@@ -99,6 +101,13 @@ def _advice(parted: Divergence) -> str:
     if parted.role == "tool" and not parted.is_last:
         return "Earlier results of tools stay reusable when they are sent back unchanged."
     return ""
+
+
+def _differing(kept: str, sent: str) -> tuple[str, str]:
+    """Both texts up to a little behind the place from which they are the same again."""
+    n_same = next((i for i, (a, b) in enumerate(zip(kept[::-1], sent[::-1], strict=False)) if a != b), 0)
+    n_cut = max(0, n_same - _CONTEXT)
+    return _short(kept[: len(kept) - n_cut]), _short(sent[: len(sent) - n_cut])
 
 
 def _short(text: str) -> str:
