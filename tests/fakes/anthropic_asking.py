@@ -21,7 +21,7 @@ ASK: dict[str, Any] = {"model": "demo", "max_tokens": 24, "messages": [{"role": 
 def post(server: Live, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
     """Ask with ``fields`` over a minimal request; a field set to ``...`` is left out."""
     body = {name: value for name, value in {**ASK, **fields}.items() if value is not ...}
-    return server.http.post("/v1/messages", json=body, headers=headers)
+    return server.http.post("/v1/messages", json=body, headers=headers, timeout=300)
 
 
 def reply(server: Live, **fields: Any) -> dict[str, Any]:
