@@ -21,7 +21,7 @@ from model.codec import StateCodec
 from model.device import Device
 from model.errors import ModelError
 from model.forward import Forward
-from model.text.grammar import GrammarTable
+from model.text.grammar.masks import GrammarTable
 from model.text.tokenizer import TextTokenizer
 from server.client import ModelInfo
 from server.engine.loop import EngineLoop

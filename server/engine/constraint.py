@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from model.text.grammar import Grammar
+from model.text.grammar.masks import Grammar
 from model.text.reply import ReplyReader
 
 

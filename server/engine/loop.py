@@ -20,7 +20,7 @@ from cache.entry import RunningEntry
 from cache.store import Store
 from model.forward import Forward
 from model.text.chat import RenderedPrompt
-from model.text.grammar import GrammarTable
+from model.text.grammar.masks import GrammarTable
 from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats
 from server.engine.admission import Admission

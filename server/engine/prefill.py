@@ -12,7 +12,7 @@ from cache.entry import RunningEntry
 from cache.planner import longest_common_token_prefix
 from model.forward import Forward
 from model.state import State
-from model.text.grammar import Grammar
+from model.text.grammar.masks import Grammar
 from server.engine.ticket import Prompted, Ticket
 from server.events import Prefilling
 

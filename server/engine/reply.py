@@ -11,7 +11,7 @@ from cache.entry import RunningEntry
 from cache.state import Checkpoint
 from model.sampling import Sampler, Swap
 from model.text.deltas import Delta, joined
-from model.text.grammar import Grammar, GrammarTable
+from model.text.grammar.masks import Grammar, GrammarTable
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.tokenizer import TextTokenizer
 from server.engine.constraint import Constraint

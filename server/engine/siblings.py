@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from cache.entry import RunningEntry
-from model.text.grammar import Grammar
+from model.text.grammar.masks import Grammar
 from server.engine.ticket import Ticket
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.errors import InputError
-from model.text.grammar import call_grammar, json_schema
+from model.text.grammar.calls import call_grammar
+from model.text.grammar.rules import json_schema
 from server.turn.turn import ToolChoice, Turn
 
 

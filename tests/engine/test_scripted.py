@@ -12,7 +12,8 @@ import pytest
 from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
-from model.text.grammar import call_grammar, json_schema
+from model.text.grammar.calls import call_grammar
+from model.text.grammar.rules import json_schema
 from model.text.tokenizer import TextTokenizer
 from server.engine.loop import EngineLoop
 from server.events import Finished, Progress, ReplyFormat

@@ -5,11 +5,15 @@ from __future__ import annotations
 import llguidance
 import mlx.core as mx
 import numpy as np
+from cachetools import LRUCache
 
 from model.errors import GrammarError, InputError
+from model.text.grammar.rules import PARSER_LIMITS
 from model.text.tokenizer import TextTokenizer
 
 WORD_BITS = 32
+N_KEPT = 64
+"""Compiled grammars that are kept: clients send the same schema again and again."""
 _MAX_MESSAGE = 200
 
 
@@ -29,16 +33,22 @@ class GrammarTable:
             tokenizer.definition, n_vocab=vocab_size, eos_token=list(tokenizer.eos_ids)
         )
 
+        self._compiled: LRUCache[str, llguidance.LLMatcher] = LRUCache(N_KEPT)
+
     def start(self, grammar: str) -> Grammar:
-        """A fresh reading of ``grammar``.
+        """A fresh reading of ``grammar``, which :class:`~model.text.grammar.compiler.GrammarCompiler` has
+        tried before.
 
         Raises:
-            InputError: the grammar is too large for llguidance's limits.
+            InputError: it cannot be compiled all the same.
         """
-        matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0)
-        if matcher.is_error():
-            raise InputError(f"the grammar cannot be used: {matcher.get_error()}")
-        return Grammar(matcher, self._vocab_size)
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=PARSER_LIMITS)
+            if compiled.is_error():
+                raise InputError(f"the grammar cannot be used: {compiled.get_error()}"[:_MAX_MESSAGE])
+            self._compiled[grammar] = compiled
+        return Grammar(compiled.deep_copy(), self._vocab_size)
 
 
 class Grammar:

@@ -1,0 +1,123 @@
+"""The process in which the schemas of strangers are compiled: it may be ended at any moment.
+
+A schema of a few kilobytes can take minutes and gigabytes to compile, and no library call can be
+interrupted. So that happens here, between pipes: a line of JSON in, a line of JSON out. What comes out is
+proven: it was compiled and its masks were computed for the first few tokens, at a cost that the engine may
+have again. ``model/text/grammar/compiler.py`` is the other end, and keeps the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from model.errors import InputError
+from model.text.grammar.calls import TextForm, call_grammar
+from model.text.grammar.rules import PARSER_LIMITS, json_schema
+
+N_STEPS = 24
+"""Tokens for which masks are computed: into the first member of an object."""
+MAX_CPU_S = 0.5
+"""What compiling and those masks may cost: for so long the engine stops for it."""
+LIKELY = b'{"a}[]:,1\n<t- '
+"""Characters with which the walk tries to get ahead."""
+
+
+def main() -> None:
+    """Answer requests from standard input until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's, from the same terminal
+    setting = json.loads(sys.stdin.buffer.readline())
+    with contextlib.suppress(ValueError, OSError):
+        limit = setting["memory_bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    prover = Prover(setting["definition"], setting["vocab_size"], setting["eos_ids"])
+    _tell({"ready": True})
+    for line in sys.stdin.buffer:
+        _tell(_answer(json.loads(line), prover))
+
+
+class Prover:
+    """Tries grammars on a model's tokens.
+
+    Args:
+        definition: ``tokenizer.json`` as text.
+        vocab_size: length of a row of logits.
+    """
+
+    def __init__(self, definition: str, vocab_size: int, eos_ids: list[int]) -> None:
+        self._tokens = llguidance.LLTokenizer(definition, n_vocab=vocab_size, eos_token=eos_ids)
+        likely = (self._tokens.tokenize_bytes(bytes([byte])) for byte in LIKELY)
+        self._likely = [ids[0] for ids in likely if len(ids) == 1]
+        self._eos_ids = set(eos_ids)
+
+    def reason_against(self, grammar: str, max_cpu_s: float = MAX_CPU_S) -> str | None:
+        """Why ``grammar`` cannot be used, in a few words; None if it can."""
+        start = time.process_time()
+        matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=PARSER_LIMITS)
+        for _ in range(N_STEPS):
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            token = self._next(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8))
+            if matcher.is_error() or token is None:
+                break
+            matcher.consume_token(token)
+        if matcher.is_error():
+            return "it is too complex"
+        return "it takes too long to compile" if time.process_time() - start > max_cpu_s else None
+
+    def _next(self, mask: np.ndarray[Any, np.dtype[np.uint8]]) -> int | None:
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        is_allowed = set(allowed[: 2**16].tolist())
+        likely = next((token for token in self._likely if token in is_allowed), None)
+        if likely is not None:
+            return likely
+        return next((int(token) for token in allowed if int(token) not in self._eos_ids), None)
+
+
+def _answer(request: Mapping[str, Any], prover: Prover) -> dict[str, Any]:
+    where = str(request["where"])
+    try:
+        grammar = write(request)
+        reason = prover.reason_against(grammar)
+        if reason is not None:
+            raise InputError(f"{where} cannot be enforced: {reason}", param=where, code="invalid_schema")
+    except InputError as error:
+        return {"error": [error.message, error.param, error.code]}
+    except RecursionError:
+        return {"error": [f"{where} is nested too deeply", where, "invalid_schema"]}
+    except BaseException as fault:  # the library's panics are no ``Exception``
+        if isinstance(fault, SystemExit | KeyboardInterrupt):
+            raise
+        return {"error": [f"{where} cannot be enforced: its compilation fails", where, "invalid_schema"]}
+    return {"grammar": grammar}
+
+
+def write(request: Mapping[str, Any]) -> str:
+    """The grammar that a request asks for: of a JSON schema, or of calls of tools.
+
+    Raises:
+        InputError: as :func:`json_schema` and :func:`call_grammar` do.
+    """
+    options = dict(request["options"])
+    if "schema" in request:
+        return json_schema(request["schema"], request["where"], **options)
+    forms = {name: TextForm(*form) for name, form in options.pop("forms", {}).items()}
+    return call_grammar(request["tools"], request["controls"], forms=forms, **options)
+
+
+def _tell(answer: Mapping[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
