@@ -18,6 +18,7 @@ from cache.travel import Traveller, unpack
 from model.checkpoint.hub import resolve
 from model.errors import ModelError
 from model.text.chat import ChatFormat
+from model.text.grammar.compiler import GrammarCompiler
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
 from server.engine.options import LoopOptions
@@ -47,6 +48,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
     sampling = read_defaults(path)
     engine = Engine(engine_options(settings, path), tokenizer)
     info = engine.start()
+    grammars = GrammarCompiler(tokenizer, info.vocab_size)
     served = Served(
         names=names_of(settings, path),
         aliases=settings.served_model_names,
@@ -55,6 +57,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
         info=info,
         chat=chat,
         tokens=tokenizer,
+        grammars=grammars,
         sampling=sampling,
     )
     gateway = Gateway(engine, served, settings, keys)
@@ -63,6 +66,7 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
         serve_http(gateway, listener, watch, lambda: print(ready_line(listener, served), flush=True))
     finally:
         gateway.close()
+        grammars.close()
         engine.stop(drain_s=0)
 
 

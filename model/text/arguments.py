@@ -19,9 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-import jsonschema_rs
-
-from model.text.schema import is_valid, kinds_of, members, takes_any_string, validator_of
+from model.text.schema import Validator, kinds_of, members, takes_any_string, validator_of
 
 STRING = frozenset({"string"})
 JUDGING = ("$schema", "$defs", "definitions", "properties", "patternProperties", "additionalProperties")
@@ -40,7 +38,7 @@ class ParameterType:
     key: str = ""
     kinds: frozenset[str] = STRING
     takes_any_string: bool = True
-    validator: jsonschema_rs.Validator | None = None
+    validator: Validator | None = None
 
     def is_string(self, begun: str) -> bool:
         """Whether text that begins with ``begun`` is certain to become a string, as it stands."""
@@ -57,7 +55,7 @@ class ParameterType:
         readings = list(_readings(raw, self.kinds))
         if len(readings) == 1 or self.validator is None:
             return readings[0]
-        fitting = (text for text in readings if is_valid(self.validator, {self.key: json.loads(text)}))
+        fitting = (text for text in readings if self.validator.is_valid({self.key: json.loads(text)}))
         return next(fitting, readings[0])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jsonschema_rs
@@ -19,6 +20,10 @@ Schema = Mapping[str, Any]
 ALL_KINDS = frozenset({"string", "null", "boolean", "integer", "number", "object", "array"})
 MAX_SCHEMA_CHARS = 512 * 1024
 """Length of a schema's JSON text; real ones have a hundredth of it."""
+MAX_STEPS = 500_000
+"""Of a validation: some tens of milliseconds."""
+MAX_DEPTH = 100
+MAX_ERRORS = 100
 IN_PLACE = ("anyOf", "oneOf", "allOf")
 """Keywords whose schemas judge the same value."""
 BOUND_PATTERNS = jsonschema_rs.RegexOptions(size_limit=2**20, dfa_size_limit=2**20)
@@ -107,19 +112,44 @@ def takes_any_string(schema: object, root: object) -> bool:
     return bool(_Strings(root).of(schema))
 
 
-def validator_of(schema: object) -> jsonschema_rs.Validator | None:
-    """What tells whether a value fits ``schema``; None where the schema is of no use."""
+@dataclass(frozen=True, slots=True)
+class Validator:
+    """Tells whether a value fits a schema, as far as that takes a bounded number of steps.
+
+    Attributes:
+        n_ways: in how many ways one value may have to be looked at; nested values multiply it.
+    """
+
+    checker: jsonschema_rs.Validator
+    n_ways: int
+
+    def is_valid(self, value: object) -> bool:
+        """Whether ``value`` fits; one that would take too long to tell, or cannot be read, does not."""
+        depth, n_values = _extent(value)
+        if n_values * min(self.n_ways, MAX_STEPS) ** min(depth, MAX_DEPTH) > MAX_STEPS or depth > MAX_DEPTH:
+            return False
+        try:
+            return bool(self.checker.is_valid(value))
+        except (ValueError, RecursionError):
+            return False
+
+
+def validator_of(schema: object) -> Validator | None:
+    """The validator of ``schema``; None where that is of no use."""
     if not isinstance(schema, Mapping):
         return None
     draft = str(schema.get("$schema"))
     make = next((made for word, made in VALIDATORS.items() if word in draft), None)
     bare = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+    ways = _Ways(bare)
+    n_ways = max(ways.of(part) for _, part in _subschemas(bare, ""))
     try:
-        return (make or jsonschema_rs.Draft202012Validator)(
+        checker = (make or jsonschema_rs.Draft202012Validator)(
             bare, pattern_options=BOUND_PATTERNS, offline=True, validate_formats=False
         )
     except (ValueError, RecursionError, jsonschema_rs.ReferencingError):
         return None
+    return Validator(checker, n_ways)
 
 
 def fits(parameters: object, arguments: Mapping[str, object]) -> bool:
@@ -130,15 +160,22 @@ def fits(parameters: object, arguments: Mapping[str, object]) -> bool:
     known, validator = members(parameters), validator_of(parameters)
     if any(key not in known.properties for key in arguments) and known.others is None:
         return False
-    return validator is not None and is_valid(validator, dict(arguments))
+    return validator is not None and validator.is_valid(dict(arguments))
 
 
-def is_valid(validator: jsonschema_rs.Validator, value: object) -> bool:
-    """Whether ``value`` fits; a value that the validator cannot read does not."""
-    try:
-        return bool(validator.is_valid(value))
-    except (ValueError, RecursionError):
-        return False
+def _extent(value: object) -> tuple[int, int]:
+    """How deep ``value`` is nested, and how many values are in it, itself included."""
+    depth, n_values, level = 0, 0, [value]
+    while level:
+        n_values += len(level)
+        depth += 1
+        level = [
+            part
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth, n_values
 
 
 class _Walk:
@@ -188,6 +225,18 @@ class _Kinds(_Walk):
             if _list(schema, key):
                 kinds &= _union(self.of(part) for part in _list(schema, key))
         return kinds | {"null"} if schema.get("nullable") is True else kinds
+
+
+class _Ways(_Walk):
+    if_open = 1
+
+    def of_boolean(self, allows: bool) -> int:  # noqa: ARG002
+        return 1
+
+    def of_keywords(self, schema: Schema) -> int:
+        root = self._root if isinstance(self._root, Mapping) else {}
+        n_ways = sum(int(self.of(step)) for step in _steps(schema, root))
+        return min(max(1, n_ways), MAX_STEPS)
 
 
 class _Strings(_Walk):
@@ -256,12 +305,32 @@ def _in_place(schema: object, root: object, keys: frozenset[str]) -> Iterator[Sc
 
 
 def _check_keywords(schema: Schema, where: str) -> None:
-    errors = [next(meta.iter_errors(schema), None) for meta in METASCHEMAS]
-    first = errors[0]
-    if first is None or any(error is None for error in errors):
-        return
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first.instance_path)
-    raise _invalid(f"{where}{path}: {_shortened(first.message)}", f"{where}{path}")
+    latest, *older = METASCHEMAS
+    errors = [error for error in islice(latest.iter_errors(schema), MAX_ERRORS) if not _is_note(error)]
+    first = next((error for error in errors if not _is_older(error)), None)
+    if first is None and errors:
+        found = [
+            [e for e in islice(meta.iter_errors(schema), MAX_ERRORS) if not _is_note(e)] for meta in older
+        ]
+        first = next((told[0] for told in found if told), None) if all(found) else None
+    if first is not None:
+        place = where + "".join(
+            f"[{key}]" if isinstance(key, int) else f".{_shortened(key, 64)}" for key in first.instance_path
+        )
+        raise _invalid(f"{place}: {_shortened(first.message)}", place)
+
+
+def _is_note(error: jsonschema_rs.ValidationError) -> bool:
+    """Whether an error is in a keyword that only tells something: many clients send those as null."""
+    return bool(error.instance_path) and error.instance_path[-1] in NOTES
+
+
+def _is_older(error: jsonschema_rs.ValidationError) -> bool:
+    """Whether what an error complains of was right in an older draft; clients leave out which it is."""
+    keyword = error.instance_path[-1] if error.instance_path else None
+    return (keyword == "items" and isinstance(error.instance, list)) or (
+        keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(error.instance, bool)
+    )
 
 
 def _check_references(schema: Schema, where: str) -> None:
@@ -320,6 +389,20 @@ def _subschemas(schema: Schema, where: str) -> Iterator[tuple[str, Schema]]:
                 waiting += [(f"{path}.{key}[{i}]", item) for i, item in enumerate(value)]
 
 
+NOTES = frozenset(
+    {
+        "title",
+        "description",
+        "$comment",
+        "examples",
+        "default",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "format",
+    }
+)
+"""Keywords that say nothing of what fits."""
 NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
@@ -335,9 +418,9 @@ def _union(kinds: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*kinds)
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, n_chars: int = 200) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return text if len(text) <= n_chars else f"{text[: n_chars - 3]}..."
 
 
 def _invalid(message: str, where: str) -> InputError:

@@ -93,7 +93,7 @@ def _choice(request: PromptFields, toolbox: Toolbox) -> ToolChoice:
 
 def _format_names(request: PromptFields) -> dict[str, str]:
     told = "output_format.schema" if request.output_format else "output_config.format.schema"
-    return {"response_format": told, "response_format.json_schema.schema": told}
+    return {"response_format": told, "response_format.schema": told}
 
 
 def _tool_names(toolbox: Toolbox) -> dict[str, str]:

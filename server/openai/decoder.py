@@ -130,18 +130,21 @@ def stop_of(fields: SamplingFields) -> list[str]:
     return [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
 
 
+SCHEMA_NAME = {"response_format.schema": "response_format.json_schema.schema"}
+
+
 def _names(request: ChatRequest) -> dict[str, str]:
-    """What this dialect calls the names among which a call must be."""
+    """What this dialect calls the names among which a call must be, and the schema of the answer."""
     match request.tool_choice:
         case NamedTool():
-            return {"tool_choice.names[0]": "tool_choice.function.name"}
+            return SCHEMA_NAME | {"tool_choice.names[0]": "tool_choice.function.name"}
         case AllowedToolsChoice(allowed_tools=allowed):
-            return {
+            return SCHEMA_NAME | {
                 f"tool_choice.names[{i}]": f"tool_choice.allowed_tools.tools[{i}].function.name"
                 for i in range(len(allowed.tools))
             }
         case _:
-            return {}
+            return SCHEMA_NAME
 
 
 def _tool_choice(request: ChatRequest) -> ToolChoice:

@@ -15,7 +15,7 @@ from server.turn.names import named_as
 from server.turn.sampling import sampling_params
 from server.turn.served import Served
 from server.turn.thinking import ThinkingPlan, plan_thinking
-from server.turn.tools import ToolUse, tool_use_of
+from server.turn.tools import ToolUse, grammar_of, has_form, tool_use_of
 from server.turn.turn import Turn
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -54,18 +54,19 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
     """
     with named_as(turn.names):
         served.check_name(turn.model)
-        thinking, use = _thinking(turn, served, settings), tool_use_of(turn, served.tokens.controls)
+        thinking, use = _thinking(turn, served, settings), tool_use_of(turn)
         _check_length(turn, use)
         conversation = _conversation(turn, use, thinking)
+        prompt = render(conversation, served)  # first: what is too long is not compiled
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
-            tools=None if use.readable is None else tuple(use.readable),
-            grammar=use.grammar,
+            tools=use.callable or None,
+            grammar=grammar_of(turn, use, served.grammars),
             max_thought_tokens=thinking.max_tokens,
             min_tokens=turn.min_tokens,
             ignore_eos=turn.ignore_eos,
         )
-        generation = _generation(turn, served, render(conversation, served), reply)
+        generation = _generation(turn, served, prompt, reply)
     return ComposedTurn(turn, conversation, generation)
 
 
@@ -78,7 +79,7 @@ def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
     """
     with named_as(turn.names):
         served.check_name(turn.model)
-        use = tool_use_of(turn, served.tokens.controls)
+        use = tool_use_of(turn)
         conversation = _conversation(turn, use, _thinking(turn, served, settings))
         return len(render(conversation, served, is_limited=False).ids)
 
@@ -138,7 +139,7 @@ def _check_kwargs(turn: Turn) -> None:
 def _check_length(turn: Turn, use: ToolUse) -> None:
     """A reply that must match a grammar ends where that does, and can be neither longer nor endless."""
     for name, value in (("min_tokens", turn.min_tokens), ("ignore_eos", turn.ignore_eos)):
-        if value and use.grammar is not None:
+        if value and has_form(turn, use):
             raise InputError(f"'{name}' makes no sense for a reply of a given form.", param=name)
     if turn.max_tokens is not None and turn.min_tokens > turn.max_tokens:
         raise InputError("'min_tokens' is more than the reply may have.", param="min_tokens")

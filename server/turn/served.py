@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from model.errors import PromptTooLongError
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
+from model.text.grammar.calls import TextForm
 from server.client import ModelInfo
 from server.errors import NotFoundError
 
@@ -70,6 +71,31 @@ class TokenTable(Protocol):
         ...
 
 
+class GrammarWriter(Protocol):
+    """Schemas to grammars; :class:`model.text.grammar.compiler.GrammarCompiler` is the real one."""
+
+    def json(
+        self, schema: Mapping[str, Any], *, is_strict: bool = False, max_string_chars: int | None = None
+    ) -> str:
+        """The grammar of JSON. Raises InputError, naming the keyword, for what cannot be enforced."""
+        ...
+
+    def calls(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        parallel: bool = True,
+        text_before: bool = False,
+        answer: Mapping[str, Any] | None = None,
+        answer_is_strict: bool = False,
+        max_string_chars: int | None = None,
+        forms: Mapping[str, TextForm] | None = None,
+        places: Sequence[str] | None = None,
+    ) -> str:
+        """The grammar of calls of ``tools``. Raises InputError as :meth:`json` does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A loaded model and how it is asked for.
@@ -89,6 +115,7 @@ class Served:
     patterns: tuple[str, ...] = ()
     chat: ChatRenderer = field(repr=False)
     tokens: TokenTable = field(repr=False)
+    grammars: GrammarWriter = field(repr=False)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @property

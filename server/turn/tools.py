@@ -2,63 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from model.errors import InputError
-from model.text.grammar.calls import call_grammar
-from model.text.grammar.rules import json_schema
+from model.text.schema import checked_schema
+from server.turn.served import GrammarWriter
 from server.turn.turn import ToolChoice, Turn
+
+MAX_STRING_CHARS = 32_768
+"""Length of a string in JSON that has no limit of its own, where the reply has none either: a model that is
+lost in a string would write to the end of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What becomes of a turn's tools and its response format.
+    """What becomes of a turn's tools.
 
     Attributes:
         tools: definitions in the prompt; None for none.
-        readable: those whose calls are read from the reply; None for none.
-        grammar: what the reply must match behind its thought; None for anything.
+        callable: those that may be called; their calls are read from the reply.
+        must_call: nothing but calls may be written.
+        is_free: the model may call all that there is, or none of it, as it likes.
     """
 
     tools: list[dict[str, Any]] | None = None
-    readable: list[dict[str, Any]] | None = None
-    grammar: str | None = None
+    callable: tuple[dict[str, Any], ...] = ()
+    must_call: bool = False
+    is_free: bool = True
 
 
-def tool_use_of(turn: Turn, controls: Collection[str]) -> ToolUse:
-    """Read ``tools``, ``tool_choice`` and ``response_format`` together.
-
-    Args:
-        controls: the tokenizer's control strings.
+def tool_use_of(turn: Turn) -> ToolUse:
+    """Read ``tools`` and ``tool_choice`` together.
 
     Raises:
-        InputError: a tool is chosen that is not there, or a schema cannot be enforced.
+        InputError: a tool is chosen that is not there.
     """
     choice = turn.tool_choice
-    answer = None if turn.response_format is None else turn.response_format.schema
     by_name = _by_name(turn)
     if choice.mode == "none":
-        return ToolUse(grammar=None if answer is None else json_schema(answer))
-    shown, known = [dict(tool) for tool in turn.tools], list(by_name.values())
+        return ToolUse()
     callable_tools = _callable(choice, by_name)
     must_call = choice.mode == "required"
     if must_call and not callable_tools:
         raise InputError("'tool_choice' asks for a call, but there are no tools.", param="tool_choice")
-    if not callable_tools:
-        return ToolUse(shown or None, grammar=None if answer is None else json_schema(answer))
-    is_free = choice.parallel and callable_tools == known and not _has_strict(known) and answer is None
-    if is_free and not must_call:
-        return ToolUse(shown or None, known)
-    grammar = call_grammar(
-        callable_tools,
-        controls,
-        parallel=choice.parallel,
-        text_before=not must_call and answer is None,
-        answer=None if must_call else answer,
+    is_all = len(callable_tools) == len(by_name)
+    is_loose = choice.parallel and not any(_is_bound(tool, turn) for tool in callable_tools)
+    shown = [dict(tool) for tool in turn.tools]
+    return ToolUse(shown or None, tuple(callable_tools), must_call, is_all and is_loose and not must_call)
+
+
+def has_form(turn: Turn, use: ToolUse) -> bool:
+    """Whether the reply behind its thought must match a grammar."""
+    return turn.response_format is not None or not (use.is_free or not use.callable)
+
+
+def grammar_of(turn: Turn, use: ToolUse, grammars: GrammarWriter) -> str | None:
+    """What the reply must match behind its thought; None for anything.
+
+    Raises:
+        InputError: a schema that must be enforced cannot be.
+    """
+    if not has_form(turn, use):
+        return None
+    wanted = turn.response_format
+    answer = None if wanted is None or use.must_call else wanted.schema
+    is_strict = wanted is not None and bool(wanted.strict)
+    max_string_chars = MAX_STRING_CHARS if turn.max_tokens is None else None
+    if not use.callable and answer is not None:
+        return grammars.json(answer, is_strict=is_strict, max_string_chars=max_string_chars)
+    return grammars.calls(
+        use.callable,
+        parallel=turn.tool_choice.parallel,
+        text_before=not use.must_call and answer is None,
+        answer=answer,
+        answer_is_strict=is_strict,
+        max_string_chars=max_string_chars,
+        forms=turn.forms,
+        places=[_place(turn, tool) for tool in use.callable],
     )
-    return ToolUse(shown or None, callable_tools, grammar)
 
 
 def _by_name(turn: Turn) -> Mapping[str, dict[str, Any]]:
@@ -66,7 +89,9 @@ def _by_name(turn: Turn) -> Mapping[str, dict[str, Any]]:
     by_name: dict[str, dict[str, Any]] = {}
     for field in ("tools", "late_tools"):
         for i, tool in enumerate(getattr(turn, field)):
-            name = tool["function"]["name"]
+            name, parameters = tool["function"]["name"], tool["function"].get("parameters")
+            if parameters is not None:
+                checked_schema(parameters, f"{field}[{i}].function.parameters")
             if name in by_name:
                 raise InputError(f"Two tools are named '{name}'.", param=f"{field}[{i}].function.name")
             by_name[name] = dict(tool)
@@ -84,5 +109,17 @@ def _callable(choice: ToolChoice, by_name: Mapping[str, dict[str, Any]]) -> list
     return [by_name[name] for name in dict.fromkeys(choice.names)]
 
 
-def _has_strict(tools: Sequence[Mapping[str, Any]]) -> bool:
-    return any(tool["function"].get("strict") for tool in tools)
+def _is_bound(tool: Mapping[str, Any], turn: Turn) -> bool:
+    """Whether calls of ``tool`` must keep to more than the form of a call."""
+    return bool(tool["function"].get("strict")) or tool["function"]["name"] in turn.forms
+
+
+def _place(turn: Turn, tool: Mapping[str, Any]) -> str:
+    """Where in the turn ``tool`` is defined."""
+    name = tool["function"]["name"]
+    for field in ("tools", "late_tools"):
+        definitions: Sequence[Mapping[str, Any]] = getattr(turn, field)
+        for i, definition in enumerate(definitions):
+            if definition["function"]["name"] == name:
+                return f"{field}[{i}]"
+    raise AssertionError(f"{name} is none of the turn's tools")

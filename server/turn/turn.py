@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from model.text.grammar.calls import TextForm
+
 ToolDefinition = Mapping[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -87,6 +89,8 @@ class Turn:
         model: the model that is asked for; None for the one that is there.
         tools: definitions, ``{"type": "function", "function": {...}}``, written into the prompt as they are.
         late_tools: definitions that messages have told of: they may be called, and are not written again.
+        forms: what the free text of the tools of these names must look like; such a tool has the one
+            parameter that :func:`model.text.grammar.calls.text_tool` gives it.
         stop: strings that end the reply; empty ones stop nothing.
         n: replies wanted.
         top_logprobs: None for no log probabilities, else how many alternatives (0 to 20) for each token.
@@ -107,6 +111,7 @@ class Turn:
     model: str | None = None
     tools: Sequence[ToolDefinition] = ()
     late_tools: Sequence[ToolDefinition] = ()
+    forms: Mapping[str, TextForm] = field(default_factory=dict)
     tool_choice: ToolChoice = ToolChoice()
     response_format: ResponseFormat | None = None
     thinking: Thinking = Thinking()

@@ -12,7 +12,8 @@ from cache.store import Store
 from model.batch import DecodeBatch
 from model.forward import Forward
 from model.sampling import Sampler
-from model.text.grammar import Grammar, GrammarTable, json_schema
+from model.text.grammar.masks import Grammar, GrammarTable
+from model.text.grammar.rules import json_schema
 from model.text.reply import ReplyReader
 from server.engine.loop import EngineLoop
 from server.events import Failed, Finished, Progress, ReplyFormat

@@ -15,6 +15,8 @@ from model.errors import InputError
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
 from model.text.deltas import ContentDelta
+from model.text.grammar.calls import call_grammar
+from model.text.grammar.rules import json_schema
 from server.client import EngineStats, ModelInfo
 from server.events import (
     Emit,
@@ -187,6 +189,16 @@ class FakeTokens:
         return bytes([token_id])
 
 
+class InlineGrammars:
+    """Writes grammars in this process."""
+
+    def json(self, schema: Mapping[str, Any], **options: Any) -> str:
+        return json_schema(schema, **options)
+
+    def calls(self, tools: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        return call_grammar(tools, (), **options)
+
+
 def fake_served(
     *names: str,
     aliases: tuple[str, ...] = (),
@@ -205,5 +217,6 @@ def fake_served(
         ),
         chat=FakeChat(),
         tokens=FakeTokens(),
+        grammars=InlineGrammars(),
         sampling=sampling or SamplingParams(),
     )

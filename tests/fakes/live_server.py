@@ -18,6 +18,7 @@ import uvicorn
 from model.checkpoint.hub import resolve
 from model.sampling import SamplingParams
 from model.text.chat import ChatFormat
+from model.text.grammar.compiler import GrammarCompiler
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
 from server.engine.options import LoopOptions
@@ -100,18 +101,21 @@ def live_demo(
     options = EngineOptions(model_path=path, memory_budget=memory_budget, loop=loop or LoopOptions())
     engine = Engine(options, tokenizer)
     info = engine.start()
+    grammars = GrammarCompiler(tokenizer, info.vocab_size)
     served = Served(
         names=("demo",),
         created=1_700_000_000,
         info=info,
         chat=ChatFormat(tokenizer),
         tokens=tokenizer,
+        grammars=grammars,
         sampling=SamplingParams(temperature=0.0),
     )
     try:
         with live(engine, served, settings) as running:
             yield running
     finally:
+        grammars.close()
         engine.stop(drain_s=0)
 
 

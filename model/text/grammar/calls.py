@@ -101,7 +101,7 @@ def call_grammar(
         text = "/(?s:.*)/" if CALL in controls else f"/(?s:.*)/ & ~/(?s:.*){CALL}(?s:.*)/"
         lines += [f"start: text ({calls})?", f"text: TEXT\nTEXT: {text}"]
     elif answer is not None:
-        where = "response_format.json_schema.schema"
+        where = "response_format.schema"
         rule = json_rule(answer, where, is_strict=answer_is_strict, max_string_chars=max_string_chars)
         lines += [f"start: {GAP} ({calls} | answer)", f"answer: {rule}"]
     else:
@@ -148,16 +148,24 @@ def _form_rules(name: str, form: TextForm, where: str) -> Iterator[str]:
     Raises:
         InputError: llguidance does not take the definition.
     """
-    if form.syntax == "lark":
-        value = f"%lark {{\n{form.definition}\n}}"
-        reason = refusal(form.definition) or refusal(f"start: v\nv: {value}\n")
-    else:
-        value = f"X_{name}\nX_{name}: /{_slashed(form.definition)}/"
-        reason = refusal(f"start: v\nv: {value}\n")
+    value = f"%lark {{\n{form.definition}\n}}"
+    if form.syntax == "regex":
+        value = f"/{_slashed(form.definition)}/"
+    reason = refusal(form.definition) if form.syntax == "lark" else None
+    reason = reason or refusal(f"start: v\nv: {value}\n")
     if reason is not None:
         raise _invalid(f"{where}.definition cannot be enforced: {reason}", f"{where}.definition")
-    yield f"v_{name}: t_{name} {_quoted(END_VALUE)}"
-    yield f"t_{name}: {value}"
+    if form.syntax == "regex":
+        yield from _until_closed(name, value)
+    else:
+        yield f"v_{name}: t_{name} {_quoted(END_VALUE)}"
+        yield f"t_{name}: {value}"
+
+
+def _until_closed(name: str, terms: str) -> Iterator[str]:
+    """Text that matches ``terms`` and ends with the first closing tag."""
+    yield f"v_{name}[suffix={_quoted(END_VALUE)}]: V_{name}"
+    yield f"V_{name}: {terms}"
 
 
 def _value_rules(
@@ -184,8 +192,7 @@ def _text_rules(
     limits = {key for key in ("pattern", "minLength", "maxLength") if key in said}
     terms = _terms(said) if limits and set(kinds) == {"string"} else None
     if terms is not None and refusal(f"start: V\nV: {terms}\n") is None:
-        yield f"v_{name}: V_{name} {_quoted(END_VALUE)}"
-        yield f"V_{name}: {terms} & ~/(?s:.*){_escaped(END_VALUE)}(?s:.*)/"
+        yield from _until_closed(name, terms)
         return
     if limits and is_strict:
         lost = f"{where}.{min(limits)}"
@@ -247,10 +254,6 @@ def _quoted(text: str) -> str:
 def _slashed(pattern: str) -> str:
     """``pattern`` between slashes: those in it are escaped, and line ends are written as such."""
     return re.sub(r"(?<!\\)/", r"\\/", pattern).replace("\n", "\\n")
-
-
-def _escaped(text: str) -> str:
-    return _slashed(re.escape(text).replace("\\\n", "\n"))
 
 
 def _invalid(message: str, where: str) -> InputError:

@@ -72,7 +72,7 @@ class GrammarCompiler:
     def json(
         self,
         schema: Mapping[str, Any],
-        where: str = "response_format.json_schema.schema",
+        where: str = "response_format.schema",
         *,
         is_strict: bool = False,
         max_string_chars: int | None = None,
@@ -175,16 +175,18 @@ class GrammarCompiler:
             TimeoutError: none has come.
             EOFError, OSError: the process has ended.
         """
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
+        process = self._process
+        if process is None:
+            raise EOFError  # closed from another thread
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line)
+        process.stdin.flush()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 raise TimeoutError
-        answer = self._process.stdout.readline()
+        answer = process.stdout.readline()
         if not answer:
             raise EOFError
         return answer

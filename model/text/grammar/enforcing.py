@@ -93,7 +93,9 @@ class _Rewriter:
         for key in COMPANIONS:
             new.pop(key, None)
         for key in LOST:
-            if new.pop(key, None) not in (None, {}, False):
+            # Empty, it asks for nothing; but an empty ``if`` always holds.
+            value = new.pop(key, None)
+            if value is not None and (value not in ({}, True) or key in ("if", "contains")):
                 self.lost.append(f"{where}.{key}")
         self._rewrite_strings(new, where)
         self._rewrite_numbers(new, where)

@@ -44,7 +44,7 @@ PARSER_LIMITS = llguidance.LLParserLimits(max_items_in_row=16_000)
 
 def json_schema(
     schema: Mapping[str, Any],
-    where: str = "response_format.json_schema.schema",
+    where: str = "response_format.schema",
     *,
     is_strict: bool = False,
     max_string_chars: int | None = None,
