@@ -1,10 +1,10 @@
 // Vercel's AI SDK with its defaults: a loop of calls, then a streamed turn that refers to what the server keeps.
-// Usage: node ai_sdk.mjs URL [unstored]; prints one JSON object for each turn.
+// Usage: node ai_sdk.mjs URL [unstored [1]]; prints one JSON object for each turn, 1 leaves out the second.
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const [url, storing] = process.argv.slice(2);
+const [url, storing, turns] = process.argv.slice(2);
 const openai = createOpenAI({ baseURL: url, apiKey: "unused" });
 const cities = [];
 const population = tool({
@@ -16,13 +16,14 @@ const unstored = { openai: { store: false, include: ["reasoning.encrypted_conten
 const shared = {
   model: openai("demo"),
   tools: { population },
-  stopWhen: stepCountIs(8),
+  stopWhen: stepCountIs(12),
   maxRetries: 0,
   ...(storing === "unstored" ? { providerOptions: unstored } : {}),
 };
 const asked = [{ role: "user", content: "Count the people." }];
 const first = await generateText({ ...shared, messages: asked });
 console.log(JSON.stringify({ text: first.text, cities, steps: first.steps.length }));
+if (turns === "1") process.exit(0);
 const again = [...asked, ...first.response.messages, { role: "user", content: "And again?" }];
 const second = streamText({ ...shared, messages: again });
 let text = "";
