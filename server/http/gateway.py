@@ -44,6 +44,7 @@ class Gateway:
         settings: the operator's decisions.
         keys: who may ask.
         clock: seconds, monotonic.
+        on_close: what rooms have to do at the end.
     """
 
     engine: EngineClient
@@ -51,6 +52,7 @@ class Gateway:
     settings: Settings
     keys: Keys = field(default_factory=Keys)
     clock: Callable[[], float] = time.monotonic
+    on_close: list[Callable[[], None]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     timeline: Timeline = field(default_factory=Timeline)
     _live: set[Run] = field(default_factory=set)
@@ -157,5 +159,7 @@ class Gateway:
             run.fail(Failed("The server is shutting down.", kind="shutting_down", retry_after_s=10))
 
     def close(self) -> None:
-        """Stop the worker thread."""
+        """Stop the worker thread, and end what rooms hold open."""
         self._worker.shutdown(wait=False, cancel_futures=True)
+        for end in self.on_close:
+            end()

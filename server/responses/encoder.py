@@ -11,7 +11,7 @@ from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArgum
 from server.errors import UnavailableError, error_body
 from server.events import Event, Finished, Planned, Progress, TokenLogprob
 from server.http.stream import COMMENT, Frame
-from server.responses.output_items import Call, ItemStatus, Message, OutputItem, Thought, call_of
+from server.responses.output_items import Call, ItemStatus, Message, OutputItem, Place, Thought, call_of
 from server.responses.reply_schema import EventBody, ItemBody, ResponseBody, ResponseUsage, Status
 from server.responses.toolbox import Toolbox
 from server.turn.reply import Replies
@@ -117,12 +117,12 @@ class ResponseEncoder:
                 thought = self._last(Thought)
                 if thought is None:
                     shape = self._shape
-                    thought = Thought(len(self._items), as_summary=shape.as_summary, seal=shape.seal)
+                    thought = Thought(self._place, as_summary=shape.as_summary, seal=shape.seal)
                     yield from self._open(thought)
                 yield from thought.grow(delta.text)
             case ToolCallStart():
                 origin = self._shape.toolbox.origin(delta.name)
-                yield from self._open(call_of(len(self._items), delta.id, origin))
+                yield from self._open(call_of(self._place, delta.id, origin))
             case ToolCallArguments():
                 call = self._last(Call)
                 assert call is not None, "arguments follow the start of their call"
@@ -131,9 +131,14 @@ class ResponseEncoder:
     def _say(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[EventBody]:
         message = self._last(Message)
         if message is None:
-            message = Message(len(self._items))
+            message = Message(self._place)
             yield from self._open(message)
         yield from message.grow(text, logprobs)
+
+    @property
+    def _place(self) -> Place:
+        """Of the next item."""
+        return Place(self._shape.fields["id"], len(self._items))
 
     def _last(self, kind: type[Any]) -> Any:
         """The item in the making, if it is of ``kind``."""
@@ -154,7 +159,7 @@ class ResponseEncoder:
         is_cut = event.reason == "length"
         if not is_cut and not any(isinstance(item, Message | Call) for item in self._items):
             # Clients take a turn without an answer for a fault: one that says nothing says so.
-            yield from self._open(Message(len(self._items)))
+            yield from self._open(Message(self._place))
         yield from self._close("incomplete" if is_cut else "completed")
         status: Status = "incomplete" if is_cut else "completed"
         self._body = self._response(status, self._done)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from server.responses.ids import new_id
 from server.responses.item_schema import (
     CallOutputItem,
     CustomCallItem,
@@ -20,7 +21,6 @@ from server.responses.item_schema import (
     RefusalPart,
     ToolSearchCallItem,
 )
-from server.responses.output_items import new_id
 from server.responses.reply_schema import ItemBody
 
 _PREFIXES = {

@@ -8,19 +8,23 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import uuid4
 
 from server.responses.custom_input import CustomInput
+from server.responses.ids import made_id
 from server.responses.reply_schema import EventBody, ItemBody
 from server.responses.toolbox import Origin
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-def new_id(prefix: str) -> str:
-    """An id that no other item ever has."""
-    return f"{prefix}_{uuid4().hex}"
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an item stands."""
+
+    response_id: str
+    index: int
 
 
 class OutputItem(ABC):
@@ -28,12 +32,12 @@ class OutputItem(ABC):
 
     Args:
         prefix: of its id.
-        index: its place in the response.
+        place: in which response it stands, and where.
     """
 
-    def __init__(self, prefix: str, index: int) -> None:
-        self.id = new_id(prefix)
-        self.index = index
+    def __init__(self, prefix: str, place: Place) -> None:
+        self.id = made_id(prefix, place.response_id, place.index)
+        self.index = place.index
 
     @abstractmethod
     def body(self, status: ItemStatus) -> ItemBody:
@@ -56,8 +60,8 @@ class OutputItem(ABC):
 class Message(OutputItem):
     """What the model says."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__("msg", index)
+    def __init__(self, place: Place) -> None:
+        super().__init__("msg", place)
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._is_open = False
@@ -114,8 +118,8 @@ class Thought(OutputItem):
         seal: makes the blob that a client carries; None where none is wanted.
     """
 
-    def __init__(self, index: int, *, as_summary: bool, seal: Callable[[str], str] | None) -> None:
-        super().__init__("rs", index)
+    def __init__(self, place: Place, *, as_summary: bool, seal: Callable[[str], str] | None) -> None:
+        super().__init__("rs", place)
         self._texts: list[str] = []
         self._as_summary = as_summary
         self._seal = seal
@@ -168,8 +172,8 @@ class Call(OutputItem):
 
     prefix = "fc"
 
-    def __init__(self, index: int, call_id: str, origin: Origin) -> None:
-        super().__init__(self.prefix, index)
+    def __init__(self, place: Place, call_id: str, origin: Origin) -> None:
+        super().__init__(self.prefix, place)
         self._call_id = call_id
         self._origin = origin
         self._fragments: list[str] = []
@@ -216,8 +220,8 @@ class CustomCall(Call):
 
     prefix = "ctc"
 
-    def __init__(self, index: int, call_id: str, origin: Origin) -> None:
-        super().__init__(index, call_id, origin)
+    def __init__(self, place: Place, call_id: str, origin: Origin) -> None:
+        super().__init__(place, call_id, origin)
         self._input = CustomInput()
 
     def body(self, status: ItemStatus) -> ItemBody:
@@ -267,15 +271,15 @@ class ToolSearchCall(Call):
             return {}
 
 
-def call_of(index: int, call_id: str, origin: Origin) -> Call:
+def call_of(place: Place, call_id: str, origin: Origin) -> Call:
     """The item of a call of the tool that ``origin`` names."""
     match origin.kind:
         case "custom":
-            return CustomCall(index, call_id, origin)
+            return CustomCall(place, call_id, origin)
         case "tool_search":
-            return ToolSearchCall(index, call_id, origin)
+            return ToolSearchCall(place, call_id, origin)
         case "function":
-            return FunctionCall(index, call_id, origin)
+            return FunctionCall(place, call_id, origin)
 
 
 def _without_bytes(logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-StoredItem = Mapping[str, Any]
-
-_INDEX_BYTES = 256
-"""What an id takes in the store's own tables, roughly."""
+_INDEX_BYTES = 512
+"""What a record takes in the store's own tables, roughly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +38,6 @@ class Record:
         items: list[dict[str, Any]] = self.response["output"]
         return items
 
-    def item_ids(self) -> Iterator[str]:
-        """The ids of the record's items that name nothing else: those that the server gave."""
-        yield from (item["id"] for item in self.output)
-
 
 @dataclass(slots=True)
 class Packed:
@@ -53,7 +46,6 @@ class Packed:
     data: bytes
     tenant: str | None
     previous: str | None
-    item_ids: tuple[str, ...]
     is_hidden: bool = False
     n_children: int = 0
 
@@ -64,7 +56,6 @@ class Packed:
             data=zlib.compress(text.encode(), 1),
             tenant=record.tenant,
             previous=record.previous,
-            item_ids=tuple(record.item_ids()),
             is_hidden=record.is_hidden,
         )
 
@@ -74,7 +65,7 @@ class Packed:
     @property
     def n_bytes(self) -> int:
         """What it takes in memory."""
-        return len(self.data) + _INDEX_BYTES * (1 + len(self.item_ids))
+        return len(self.data) + _INDEX_BYTES
 
 
 def unpack(data: bytes) -> Record:

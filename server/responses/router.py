@@ -51,6 +51,7 @@ def router(gateway: Gateway) -> APIRouter:
     """The endpoints of this dialect, over one shelf of what is kept."""
     routes = APIRouter(tags=["responses"], responses=errors(400, 401, 404, 413, 415, 500, 503))
     shelf = open_shelf(gateway.settings)
+    gateway.on_close.append(shelf.store.close)
 
     @routes.post(
         PATH,

@@ -65,10 +65,12 @@ def seal_key(folder: Path | None) -> bytes:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / "seal-key"
     with suppress(FileNotFoundError):
-        key = path.read_bytes()
-        if len(key) == KEY_BYTES:
-            return key
-    key = secrets.token_bytes(KEY_BYTES)
-    path.touch(mode=0o600)
-    path.write_bytes(key)
-    return key
+        if path.stat().st_size != KEY_BYTES:
+            path.unlink()
+    new = folder / f"seal-key-{secrets.token_hex(8)}"
+    new.touch(mode=0o600)
+    new.write_bytes(secrets.token_bytes(KEY_BYTES))
+    with suppress(FileExistsError):
+        path.hardlink_to(new)  # whole at once, and the first of several servers wins
+    new.unlink()
+    return path.read_bytes()

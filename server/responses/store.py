@@ -7,23 +7,17 @@ line together with all it went on from: a record never goes before those that ne
 from __future__ import annotations
 
 import logging
-import os
-import re
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from server.responses.records import Packed, Record, unpack
+from server.responses.folder import ResponseFolder
+from server.responses.ids import response_of
+from server.responses.records import Packed, Record
 
 log = logging.getLogger("crossturn.responses")
-
-SUFFIX = ".response"
-TEMPORARY = ".part"
-_NAME = re.compile(r"resp_[0-9a-f]{32}")
 
 
 class ResponseStore:
@@ -31,40 +25,43 @@ class ResponseStore:
 
     Args:
         max_bytes: what all records may take; the longest unused go first.
-        folder: keeps them across restarts as well; None keeps them in memory alone.
+        root: a folder that keeps them across restarts as well; None keeps them in memory alone.
 
     Raises:
         OSError: the folder cannot be used.
     """
 
-    def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
+    def __init__(self, max_bytes: int, root: Path | None = None) -> None:
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        self._folder = folder
         self._records: OrderedDict[str, Packed] = OrderedDict()  # the first goes first
-        self._owners: dict[tuple[str | None, str], str] = {}
-        if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._load(folder)
+        self._folder = None if root is None else ResponseFolder(root)
+        if self._folder is not None:
+            self._load(self._folder)
 
     def __len__(self) -> int:
         return len(self._records)
 
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._folder is not None:
+            self._folder.close()
+
     def keep(self, record: Record) -> None:
         """Keep ``record``, whose id must be new, if what it went on from is still here."""
         assert record.id not in self._records
-        if record.previous is not None and record.previous not in self._records:
-            return
-        packed = Packed.of(record)
-        self._write(record.id, packed.data)
-        self._add(record.id, packed)
-        self._touch(record.id)
-        self._make_room()
+        if record.previous is None or record.previous in self._records:
+            self._take_in(record.id, Packed.of(record))
+            self._make_room()
 
     def find(self, tenant: str | None, response_id: str) -> Record | None:
         """The response, unless it is somebody else's, deleted, or gone."""
-        packed = self._records.get(response_id)
-        if packed is None or packed.tenant != tenant or packed.is_hidden:
+        if response_id not in self._records and not self._adopt(tenant, response_id):
+            return None
+        packed = self._records[response_id]
+        if packed.tenant != tenant or packed.is_hidden:
+            return None
+        if self._folder is not None and self._folder.is_deleted(response_id):
             return None
         self._touch(response_id)
         return packed.record()
@@ -80,26 +77,31 @@ class ResponseStore:
 
     def item(self, tenant: str | None, item_id: str) -> dict[str, Any] | None:
         """An item that the server made, by its id; None where its response cannot be found."""
-        owner = self._owners.get((tenant, item_id))
+        owner = response_of(item_id)
         record = None if owner is None else self.find(tenant, owner)
-        if record is None:
-            return None
-        return next(item for item in record.output if item["id"] == item_id)
+        output = () if record is None else record.output
+        return next((item for item in output if item["id"] == item_id), None)
 
     def delete(self, tenant: str | None, response_id: str) -> bool:
         """Forget a response; False where :meth:`find` finds none. Those that went on from it stay whole."""
         record = self.find(tenant, response_id)
         if record is None:
             return False
-        if not self._records[response_id].n_children:
+        if self._folder is not None:
+            self._folder.note_deleted(response_id)
+        if self._records[response_id].n_children:
+            self._hide(record)
+        else:
             self._remove(response_id)
-            return True
-        hidden = Packed.of(replace(record, is_hidden=True))
-        hidden.n_children = self._records[response_id].n_children
-        self.n_bytes += hidden.n_bytes - self._records[response_id].n_bytes
-        self._records[response_id] = hidden
-        self._write(response_id, hidden.data)
         return True
+
+    def _hide(self, record: Record) -> None:
+        hidden, shown = Packed.of(replace(record, is_hidden=True)), self._records[record.id]
+        hidden.n_children = shown.n_children
+        self.n_bytes += hidden.n_bytes - shown.n_bytes
+        self._records[record.id] = hidden
+        if self._folder is not None:
+            self._folder.write(record.id, hidden.data)
 
     def _line(self, response_id: str | None) -> Iterator[str]:
         """``response_id`` and all it went on from, newest first."""
@@ -111,14 +113,17 @@ class ResponseStore:
         for name in list(self._line(response_id)):
             self._records.move_to_end(name)
             if self._folder is not None:
-                with suppress(FileNotFoundError):
-                    os.utime(self._path(name))
+                self._folder.touch(name)
+
+    def _take_in(self, name: str, packed: Packed) -> None:
+        if self._folder is not None:
+            self._folder.write(name, packed.data)
+        self._add(name, packed)
+        self._touch(name)
 
     def _add(self, name: str, packed: Packed) -> None:
         self._records[name] = packed
         self.n_bytes += packed.n_bytes
-        for item_id in packed.item_ids:
-            self._owners[packed.tenant, item_id] = name
         if packed.previous is not None:
             self._records[packed.previous].n_children += 1
 
@@ -130,78 +135,55 @@ class ResponseStore:
         packed = self._records.pop(name)
         assert not packed.n_children, "a record goes after those that need it"
         self.n_bytes -= packed.n_bytes
-        for item_id in packed.item_ids:
-            self._owners.pop((packed.tenant, item_id), None)
         if self._folder is not None:
-            self._path(name).unlink(missing_ok=True)
+            self._folder.remove(name)
         if packed.previous is not None:
             parent = self._records[packed.previous]
             parent.n_children -= 1
             if parent.is_hidden and not parent.n_children:
                 self._remove(packed.previous)
 
-    # -- the folder -----------------------------------------------------------------------------
-
-    def _path(self, name: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{name}{SUFFIX}"
-
-    def _write(self, name: str, data: bytes) -> None:
+    def _adopt(self, tenant: str | None, response_id: str) -> bool:
+        """Take over a response of another server over the same folder, with all it went on from."""
         if self._folder is None:
-            return
-        part = self._folder / f"{name}{TEMPORARY}"
-        try:
-            part.write_bytes(data)
-            part.replace(self._path(name))
-        except OSError as error:  # a full disk takes nothing from those who are answered
-            log.warning("a response is kept in memory alone: %s", error)
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+            return False
+        line: dict[str, Packed] = {}
+        step: str | None = response_id
+        while step is not None and step not in self._records:
+            packed = None if step in line else self._folder.read_others(step)
+            if packed is None or packed.tenant != tenant:
+                return False
+            line[step] = packed
+            step = packed.previous
+        for name in reversed(line):
+            self._take_in(name, line[name])
+        self._make_room()
+        return response_id in self._records
 
-    def _load(self, folder: Path) -> None:
-        """Learn what the folder holds; what is damaged, or went on from what is gone, is deleted."""
-        for part in folder.glob(f"*{TEMPORARY}"):
-            part.unlink()
-        found: dict[str, Packed] = {}
-        by_age = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-        for path in by_age:
-            name = path.name.removesuffix(SUFFIX)
-            packed = _read(path, name)
-            if packed is not None:
-                found[name] = packed
-        for name in _parents_first(found):
-            self._add(name, found.pop(name))
-        for name in found:
+    def _load(self, folder: ResponseFolder) -> None:
+        """Learn what the folder holds; what went on from something that is gone is deleted."""
+        found = {name: packed for name in folder.names() if (packed := folder.read(name)) is not None}
+        whole = _parents_first(found)
+        for name in whole:
+            self._add(name, found[name])
+        for name in found.keys() - set(whole):
             log.warning("a response is dropped, for what it went on from is gone: %s", name)
-            self._path(name).unlink()
-        for path in by_age:
-            name = path.name.removesuffix(SUFFIX)
+            folder.remove(name)
+        for name in found:
             if name in self._records:
                 for ancestor in list(self._line(name)):
                     self._records.move_to_end(ancestor)
         self._make_room()
 
 
-def _read(path: Path, name: str) -> Packed | None:
-    try:
-        record = unpack(path.read_bytes())
-        if record.id != name or not _NAME.fullmatch(name):
-            raise ValueError("it is not the response that its name says")
-        return Packed.of(record)
-    except (OSError, ValueError, TypeError, KeyError, zlib.error) as error:
-        log.warning("a response cannot be read and is dropped: %s: %s", path, error)
-        path.unlink(missing_ok=True)
-        return None
-
-
 def _parents_first(found: dict[str, Packed]) -> list[str]:
     """The names whose whole line is there, each behind the one it went on from."""
     ordered: dict[str, None] = {}
     for name in found:
-        line: list[str] = []
+        line: dict[str, None] = {}
         step: str | None = name
         while step is not None and step in found and step not in ordered and step not in line:
-            line.append(step)
+            line[step] = None
             step = found[step].previous
         if step is None or step in ordered:
             ordered.update(dict.fromkeys(reversed(line)))
