@@ -19,7 +19,6 @@ import numpy as np  # noqa: E402
 from loops import random_ids  # noqa: E402
 
 from cache.boundaries import PromptShape, choose_captures  # noqa: E402
-from cache.ring import RingLimits  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
@@ -32,15 +31,16 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--messages", type=int, default=20)
+    parser.add_argument(
+        "--captures", type=int, default=125, help="states to keep; by default one for 64 tokens"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     forward = load(resolve(options.model))
     ids = random_ids(options.tokens, 0, forward.config.vocab_size)
     starts = tuple(range(0, options.tokens, options.tokens // options.messages))
     shape = PromptShape(starts, (options.tokens - 4,), starts[-1], starts[1])
-    captures = choose_captures(
-        shape, start=0, end=options.tokens, parted_at=None, max_count=RingLimits().max_count
-    )
+    captures = choose_captures(shape, start=0, end=options.tokens, parted_at=None, max_count=options.captures)
     without, with_captures = [], []
     for _ in range(options.rounds + 1):
         without.append(_seconds(forward, ids, ()))

@@ -21,7 +21,10 @@ class Weights:
 
 
 QWEN_0_8B = Weights(row_bytes=12 * 1024, snapshot_bytes=int(19.3 * 2**20))
-QWEN_4B = Weights(row_bytes=32 * 1024, snapshot_bytes=50 * 2**20)
+QWEN_4B = Weights(row_bytes=32 * 1024, snapshot_bytes=49 * 2**20)
+QWEN_27B = Weights(row_bytes=64 * 1024, snapshot_bytes=147 * 2**20)
+QWEN_35B_A3B = Weights(row_bytes=20 * 1024, snapshot_bytes=61 * 2**20)
+GEOMETRIES = {"0.8B": QWEN_0_8B, "4B": QWEN_4B, "27B": QWEN_27B, "35B-A3B": QWEN_35B_A3B}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,9 @@ class CountedState:
         """Forget all ids from ``n_tokens`` on."""
         assert n_tokens <= self.length
         self.length = n_tokens
+
+    def shrink(self) -> None:
+        """There is no spare room."""
 
     def snapshot(self) -> CountedCheckpoint:
         """The state here."""

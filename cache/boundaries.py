@@ -19,10 +19,6 @@ FIRST_MARK = 64
 MERGE_TOKENS = 16
 """Positions of the first rank so close after another add nothing: feeding these tokens is free."""
 
-LONG_SYSTEM_TOKENS = 4096
-"""A system block from this length on is worth a state in front of its last line: in shorter conversations
-the few states that fit beside the live one do more elsewhere."""
-
 DECODE_GAP = 512
 """Generated tokens between two states kept while decoding."""
 
@@ -36,12 +32,14 @@ class PromptShape:
         shared_points: positions that every next render of this conversation shares, ascending.
         last_user_start: where the last user query begins; None when there is none.
         system_end: end of the system and tools block; 0 when there is none.
+        questions: where user messages begin, ascending; the last of them is ``last_user_start``.
     """
 
     message_starts: tuple[int, ...] = ()
     shared_points: tuple[int, ...] = ()
     last_user_start: int | None = None
     system_end: int = 0
+    questions: tuple[int, ...] = ()
 
     @property
     def keep(self) -> frozenset[int]:
@@ -53,10 +51,10 @@ class PromptShape:
 def choose_captures(
     shape: PromptShape, *, start: int, end: int, parted_at: int | None, max_count: int
 ) -> tuple[int, ...]:
-    """The positions p with ``start`` < p <= ``end`` to keep a state at, ascending.
+    """The positions p with ``start`` < p < ``end`` to keep a state at, ascending.
 
-    ``end`` itself is among them only as a shared point: the reply moves the live state on, and where
-    the next render agrees with the whole prompt it can go back to its very end.
+    Where the next render shares the whole prompt, that is one id short of its end: the same prompt may come
+    again, and an id must be left to feed.
 
     Args:
         shape: the prompt's boundaries.
@@ -68,8 +66,9 @@ def choose_captures(
 
     last_user = () if shape.last_user_start is None else (shape.last_user_start,)
     parted = () if parted_at is None else (parted_at,)
-    worthiest = (*shape.shared_points, *last_user, shape.system_end, *parted)
-    first_rank = _apart([p for p in worthiest if start < p < end or (p == end and p in shape.shared_points)])
+    shared = tuple(end - 1 if p == end else p for p in shape.shared_points)
+    worthiest = (*shared, *last_user, shape.system_end, *parted)
+    first_rank = _apart([p for p in worthiest if start < p < end])
     second_rank = {p for p in shape.message_starts if start < p < end}
     second_rank.update(_marks(shape, start, end))
     kept = first_rank[:max_count]
@@ -84,12 +83,10 @@ def _apart(positions: Sequence[int]) -> list[int]:
 def _marks(shape: PromptShape, start: int, end: int) -> list[int]:
     """Marks in every message that reaches into (start, end): gaps double away from its end.
 
-    A long block of system and tools gets but one, near its end: what changes there is a clock or a
-    nonce in the last line. Elsewhere it changes seldom, and where it does, the divergence is captured.
+    So in the system block too: what changes there is most often a clock or a nonce in the last line.
     """
-    starts = sorted({shape.system_end, *(p for p in shape.message_starts if p > shape.system_end)})
-    clock = shape.system_end - FIRST_MARK
-    marks = [clock] if start < clock < end and clock >= LONG_SYSTEM_TOKENS else []
+    starts = sorted({0, shape.system_end, *(p for p in shape.message_starts if p > shape.system_end)})
+    marks = []
     for begin, stop in zip(starts, [*starts[1:], end], strict=True):
         gap, mark = FIRST_MARK, stop - FIRST_MARK
         # A mark closer to the message's start than to its neighbour adds nothing to that start.

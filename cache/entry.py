@@ -6,14 +6,18 @@ only that request may touch. An entry's ids are always the ids that were fed, no
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 from uuid import uuid4
 
 import numpy as np
 
 from cache.boundaries import PromptShape
+from cache.habits import Place
 from cache.planner import (
     CrossTurnPrefixEntry,
     CrossTurnPrefixMetadata,
@@ -23,6 +27,9 @@ from cache.planner import (
 )
 from cache.ring import CheckpointRing
 from cache.state import Checkpoint, SequenceState
+
+QUOTED_MESSAGES, QUOTE_TOKENS = 6, 12
+"""A conversation that holds one of the last messages of another, of so many tokens, was made from it."""
 
 
 def new_lineage() -> str:
@@ -88,6 +95,31 @@ Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
 """What a conversation is made of."""
 
 
+class Standing(Enum):
+    """What is expected of a conversation."""
+
+    GOING_ON = "it may go on at any time"
+    GUESS = "it was read ahead and nobody has asked for it yet"
+    OVER = "another one has taken its place"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Where a conversation branched off.
+
+    Attributes:
+        slot: of the conversation it branched off.
+        number: of that entry, in its store.
+        lineage: of that conversation.
+        length: tokens they had in common then, as far as they were copied.
+    """
+
+    slot: SlotKey
+    number: int
+    lineage: str
+    length: int
+
+
 class LentState(Protocol):
     """A state that someone else holds for a while, such as a row of a decoding batch."""
 
@@ -111,8 +143,10 @@ class Conversation:
         ids: what was fed.
         ring: earlier states to go back to.
         keep: positions that the ring must not thin.
-        next_points: where a next render of this conversation may leave these ids, ascending.
-        system_end: end of its system and tools block, in tokens.
+        shape: of its last prompt.
+        parent: the conversation it branched off; None where it did not.
+        standing: what is expected of it.
+        n_answers: requests that were answered in it.
         created_at: when the conversation was first seen, in seconds of the store's clock.
         n_hits: how many requests have reused it.
     """
@@ -124,13 +158,49 @@ class Conversation:
     ids: TokenBuffer
     ring: CheckpointRing
     keep: frozenset[int]
-    next_points: tuple[int, ...]
-    system_end: int
+    shape: PromptShape
     created_at: float
     n_hits: int
+    parent: Parent | None = None
+    standing: Standing = Standing.GOING_ON
+    n_answers: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def next_points(self) -> tuple[int, ...]:
+        """Where a next render of this conversation may leave these ids, ascending."""
+        return self.shape.shared_points
+
+    @property
+    def system_end(self) -> int:
+        """End of its system and tools block, in tokens."""
+        return self.shape.system_end
+
+    def place_of(self, position: int) -> Place:
+        """What a prompt that leaves this conversation at ``position``, or just behind it, goes back to."""
+        if self.next_points and position >= self.next_points[0]:
+            return Place.NEXT
+        if position <= self.shape.system_end:
+            return Place.SYSTEM
+        index = bisect_right(self.shape.message_starts, position) - 1
+        if index < 0:
+            return Place.INSIDE
+        is_question = self.shape.message_starts[index] in self.shape.questions
+        return Place.QUESTION if is_question else Place.MESSAGE
+
+    def messages(self) -> tuple[bytes, ...]:
+        """The ids of each message behind the system block that is complete, without what follows."""
+        starts = [p for p in self.shape.message_starts if self.system_end <= p < len(self)]
+        ids = self.ids.view
+        return tuple(ids[a:b].tobytes() for a, b in pairwise(starts))
+
+    def quotes(self, other: Conversation) -> bool:
+        """Whether one of the last messages of ``other``, not a short one, stands in this conversation."""
+        n_short = 4 * QUOTE_TOKENS  # bytes of ids
+        last = {message for message in other.messages()[-QUOTED_MESSAGES:] if len(message) >= n_short}
+        return not last.isdisjoint(self.messages())
 
     def forget_after(self, n: int) -> None:
         """Forget the ids after the first ``n`` and the checkpoints that lie among them."""
@@ -183,6 +253,14 @@ class Entry(Conversation):
         self.state.restore(self.ring.at(length))
         self.forget_after(length)
 
+    def shrink(self, length: int) -> None:
+        """Keep only what lies before the ring's checkpoint at ``length``, and give back the rest's memory;
+        still at rest, and whole as far as it reaches."""
+        self.cut(length)
+        self.ring.remove(length)
+        self.ids = self.ids.copy(length)
+        self.state.shrink()
+
     def copy(self, number: int, slot: SlotKey, now: float) -> Entry:
         """The same conversation under another slot: nothing is shared, only the end is kept."""
         return replace(
@@ -193,6 +271,7 @@ class Entry(Conversation):
             ids=self.ids.copy(len(self)),
             ring=CheckpointRing(self.ring.limits),
             state=self.state.fork(self.state.snapshot()),
+            parent=Parent(self.slot, self.number, self.lineage, len(self)),
             n_hits=0,
             used_at=now,
             shared_with={},
@@ -238,17 +317,21 @@ class RunningEntry(Conversation):
         shape: PromptShape,
         keep: frozenset[int],
         moved: Entry | None = None,
+        known_shape: PromptShape | None = None,
+        parent: Parent | None = None,
+        standing: Standing = Standing.GOING_ON,
     ) -> RunningEntry:
         """What a request starts with.
 
         Args:
             parts: stand after the ids that are reused.
-            shape: of the prompt; one that says nothing keeps what is known of the entry that moves.
+            shape: of the prompt.
+            known_shape: of the conversation that is reused; it stays where the prompt's says nothing.
             keep: positions that the ring must not thin.
             moved: the entry that goes on; None where the conversation is a new one.
+            parent: what a new one branched off, if it did.
         """
         ids, ring, state = parts
-        known = moved if shape == PromptShape() else None
         return cls(
             number=number,
             lineage=new_lineage() if moved is None else moved.lineage,
@@ -257,8 +340,10 @@ class RunningEntry(Conversation):
             ids=ids,
             ring=ring,
             keep=keep,
-            next_points=shape.shared_points if known is None else known.next_points,
-            system_end=shape.system_end if known is None else known.system_end,
+            shape=known_shape if known_shape is not None and shape == PromptShape() else shape,
+            parent=parent if moved is None else moved.parent,
+            standing=standing,
+            n_answers=0 if moved is None else moved.n_answers,
             created_at=now_s if moved is None else moved.created_at,
             n_hits=0 if moved is None else moved.n_hits + 1,
             live=state,
@@ -314,8 +399,7 @@ class RunningEntry(Conversation):
     def capture(self, checkpoint: Checkpoint) -> None:
         """Keep ``checkpoint``, taken after the first ``checkpoint.length`` of the ids fed."""
         self.ring.add(checkpoint)
-        n_live_bytes = self.n_own_bytes - self.ids.n_bytes
-        self.ring.thin(end=max(len(self), checkpoint.length), live_bytes=n_live_bytes, keep=self.keep)
+        self.ring.thin(end=max(len(self), checkpoint.length), keep=self.keep)
 
     def rewind(self, checkpoint: Checkpoint) -> None:
         """Go back to ``checkpoint``, taken on this state: what was fed after it is forgotten."""
@@ -338,7 +422,7 @@ class RunningEntry(Conversation):
         """What this becomes when it is saved: only checkpoints that stay valid, and no more than fit."""
         n, state = len(self), self.state
         self.ring.retain(lambda length: checkpoint_survives_save(length, n, n))
-        self.ring.thin(end=n, live_bytes=state.n_bytes, keep=self.keep)
+        self.ring.thin(end=n, keep=self.keep)
         known = {f.name: getattr(self, f.name) for f in fields(Conversation)}
         return Entry(**known, state=state, used_at=now)
 

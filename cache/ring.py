@@ -1,4 +1,4 @@
-"""Keeps the few checkpoints of one entry: sparse, spread, and bounded in count and in bytes.
+"""Keeps the checkpoints of one entry, ascending, and tells which is missed least when few may stay.
 
 Pure: decides by positions and bytes, never looks into a checkpoint.
 """
@@ -18,22 +18,18 @@ NEAR_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class RingLimits:
-    """How much one entry's ring may hold.
+    """What one entry's ring may hold.
 
     Attributes:
-        max_count: checkpoints at most.
-        max_ratio: bytes at most, as a share of the live state's bytes.
-        min_count: checkpoints that are allowed whatever their bytes: in a short conversation one
-            recurrent state already weighs as much as all KV rows together.
+        max_bytes: of all its checkpoints together; None for no limit but the budget of the whole store,
+            which knows better what else the bytes are good for.
     """
 
-    max_count: int = 16
-    max_ratio: float = 0.28
-    min_count: int = 3
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_count < 2 or self.min_count < 2 or self.max_ratio < 0:
-            raise ValueError("a ring holds at least its first and its newest checkpoint")
+        if self.max_bytes is not None and self.max_bytes < 0:
+            raise ValueError("a ring cannot hold less than nothing")
 
 
 def weakest(positions: Sequence[int], end: int, keep: Collection[int] = ()) -> int | None:
@@ -126,22 +122,16 @@ class CheckpointRing:
         """Keep only the checkpoints whose length ``survives``."""
         self._by_length = {n: c for n, c in self._by_length.items() if survives(n)}
 
-    def thin(self, *, end: int, live_bytes: int, keep: Collection[int] = ()) -> None:
-        """Drop the weakest checkpoints until the limits hold.
+    def thin(self, *, end: int, keep: Collection[int] = ()) -> None:
+        """Drop the weakest checkpoints until the limit holds, if there is one.
 
         Args:
             end: length of the live state, in tokens; distances are measured from it.
-            live_bytes: bytes of the live state, which the byte limit is a share of.
-            keep: lengths that must stay; like the first and the newest they may exceed the limits.
+            keep: lengths that must stay; like the first and the newest they may exceed the limit.
         """
-        while self._exceeds(live_bytes):
+        while self.limits.max_bytes is not None and self.n_bytes > self.limits.max_bytes:
             lengths = self.lengths
             index = weakest(lengths, end, keep)
             if index is None:
                 return
             self.remove(lengths[index])
-
-    def _exceeds(self, live_bytes: int) -> bool:
-        if len(self) > self.limits.max_count:
-            return True
-        return len(self) > self.limits.min_count and self.n_bytes > self.limits.max_ratio * live_bytes

@@ -26,9 +26,10 @@ from cache.planner import (
 MIN_FORK_TOKENS = 32
 """A tail shorter than this is not worth a copy: feeding it again costs less."""
 
-Origin = Literal["none", "slot", "running", "shared"]
+Origin = Literal["none", "slot", "running", "shared", "kindred"]
 """Where the reused ids come from: nowhere, an entry at rest of the slot, a request of the slot that
-still runs, or the system and tools block of another slot of the tenant."""
+still runs, the system and tools block of another slot of the tenant, or all that a conversation of
+another slot of the tenant has in common with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Choice:
             back to the entry's end.
         captures: positions to keep a state at while the rest is fed, ascending.
         keep: positions that the ring must not thin while this prompt is the conversation's last.
+        is_guess: whether nobody has asked for the prompt yet.
+        is_affordable: whether nothing of worth goes for it. A guess that is not affordable is not read.
         source: the entry that is reused or, in a full refill, the nearest one; None when the slot is
             empty.
     """
@@ -66,6 +69,8 @@ class Choice:
     begins_inside_last_message: bool
     captures: tuple[int, ...]
     keep: frozenset[int]
+    is_guess: bool
+    is_affordable: bool
     source: Entry | RunningEntry | None = field(repr=False)
 
 
@@ -81,6 +86,13 @@ class Candidate:
     def n_left_behind(self) -> int:
         """Tokens of the source that the prompt does not go on from."""
         return self.plan.old_represented_len - self.plan.reusable_len
+
+    @property
+    def n_copied_bytes(self) -> int:
+        """About what a copy of what is reused takes."""
+        if self.source is None or self.plan.reusable_len == 0:
+            return 0
+        return self.source.n_own_bytes * self.plan.reusable_len // len(self.source)
 
     def expects(self, position: int) -> bool:
         """Whether the next turn of the source's conversation, or its last one again, may leave it at
@@ -144,6 +156,18 @@ def foreign_candidates(
                 )
 
 
+def kindred_candidates(
+    conversations: Iterable[Entry | RunningEntry],
+    metadata: CrossTurnPrefixMetadata,
+    prompt_ids: TokenIds,
+) -> Iterable[Candidate]:
+    """What entries of the tenant's other slots could save where they may be told of each other."""
+    for conversation in conversations:
+        plan = plan_prefix_reuse(conversation.prefix(-1), metadata, prompt_ids, conversation.ring.lengths)
+        if plan.reusable_len > 0:
+            yield Candidate(conversation, plan, "kindred")
+
+
 def best(
     candidates: Iterable[Candidate], metadata: CrossTurnPrefixMetadata, prompt_ids: TokenIds
 ) -> Candidate:
@@ -164,7 +188,7 @@ def should_fork(candidate: Candidate, prompt_ids: TokenIds, system_end: int, *, 
     copy would preserve less than it duplicates.
     """
     source, plan = candidate.source, candidate.plan
-    if candidate.origin in ("running", "shared"):
+    if candidate.origin in ("running", "shared", "kindred"):
         return True
     if source is None or plan.reusable_len == 0 or candidate.n_left_behind < MIN_FORK_TOKENS:
         return False
@@ -174,8 +198,7 @@ def should_fork(candidate: Candidate, prompt_ids: TokenIds, system_end: int, *, 
         messages = source.ids.view[source.system_end : source.next_points[0]]
         if np.array_equal(messages, prompt_ids[system_end : system_end + len(messages)]):
             return False
-    n_copied_bytes = source.n_own_bytes * plan.reusable_len // plan.old_represented_len
-    return n_copied_bytes <= free_bytes or candidate.n_left_behind > plan.reusable_len
+    return candidate.n_copied_bytes <= free_bytes or candidate.n_left_behind > plan.reusable_len
 
 
 def choose(
@@ -186,6 +209,7 @@ def choose(
     *,
     free_bytes: int,
     max_captures: int,
+    is_guess: bool = False,
 ) -> Choice:
     """What to do with ``found``: move or copy it, and where to keep states while the rest is fed."""
     plan, last_user = found.plan, shape.last_user_start
@@ -194,6 +218,9 @@ def choose(
     appends = isinstance(plan.mode, ExactAppend)
     begins_inside = appends and last_user is not None and last_user < plan.reusable_len
     forks = should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes)
+    is_affordable = True
+    if is_guess and plan.reusable_len > 0 and found.n_left_behind >= MIN_FORK_TOKENS:
+        forks, is_affordable = True, found.n_copied_bytes <= free_bytes
     keep = shape.keep
     if parted_at is not None:
         keep |= {parted_at}
@@ -219,6 +246,8 @@ def choose(
             max_count=max_captures,
         ),
         keep=keep,
+        is_guess=is_guess,
+        is_affordable=is_affordable,
         source=found.source,
     )
 

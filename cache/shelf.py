@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from cache.disk.tier import DiskTier, NoDisk
-from cache.entry import Entry, RunningEntry
+from cache.entry import Entry, RunningEntry, Standing
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
+from cache.habits import Habits
 from cache.planner import SlotKey
 from cache.slots import Ledger, Slot
 from cache.travel import Departure
@@ -23,6 +24,7 @@ class Counters:
     n_saves: int = 0
     n_drops: int = 0
     n_evicted_entries: int = 0
+    n_cut_entries: int = 0
     n_evicted_checkpoints: int = 0
     n_prompt_tokens: int = 0
     n_reused_tokens: int = 0
@@ -44,6 +46,7 @@ class Shelf:
         clock: seconds, monotonic.
         choose_victim: decides what goes when bytes are needed.
         disk: where everything at rest is also written.
+        habits: tell how likely what is asked for.
 
     Attributes:
         departures: files that entries at rest are being read into.
@@ -57,6 +60,7 @@ class Shelf:
         clock: Callable[[], float],
         choose_victim: ChooseVictim,
         disk: DiskTier | NoDisk,
+        habits: Habits,
     ) -> None:
         self.ledger = Ledger()
         self._counters = counters
@@ -64,6 +68,7 @@ class Shelf:
         self._clock = clock
         self._choose_victim = choose_victim
         self._disk = disk
+        self._habits = habits
         self._slots: dict[SlotKey, Slot] = {}
         self.departures: list[Departure] = []
 
@@ -111,12 +116,29 @@ class Shelf:
             del self._slots[entry.slot]
 
     def evict_one(self, below: float) -> bool:
-        """Let one checkpoint or entry go, if one is worth less than ``below``; False when none is."""
-        victim = self._choose_victim(self._slots.values(), self.ledger, self._clock())
+        """Let one checkpoint, or an entry or its end go, if one is worth less than ``below``; False when
+        none is."""
+        victim = self._choose_victim(self._slots.values(), self.ledger, self._habits, self._clock())
         if victim is None or victim.worth >= below:
             return False
         self._evict(victim)
         return True
+
+    def evict_others(self, kept: Entry, budget_bytes: int) -> None:
+        """Let go of what is at rest beside ``kept`` until ``budget_bytes`` hold all, or it is alone."""
+        while self.ledger.n_bytes > budget_bytes:
+            others = [entry for entry in self.entries() if entry is not kept]
+            if not others:
+                return
+            self._evict(Victim(min(others, key=lambda entry: entry.used_at), None, 0.0))
+
+    def take_over(self, heir: Entry) -> None:
+        """``heir`` has answered often enough: a conversation of its slot that parted from it at the system
+        block, whose last messages it quotes, and that nobody has used since is its own past in full."""
+        for entry in self._slots[heir.slot]:
+            shared = heir.shared_with.get(entry.number, 0)
+            if 0 < shared <= heir.system_end and entry.used_at <= heir.created_at and heir.quotes(entry):
+                entry.standing = Standing.OVER
 
     def check(self) -> None:
         """Assert that every entry is sound and stands in its own slot."""
@@ -137,7 +159,7 @@ class Shelf:
         self.ledger.remove(longer)
         for checkpoint in kept:
             longer.ring.add(checkpoint)
-        longer.ring.thin(end=len(longer), live_bytes=longer.state.n_bytes, keep=longer.keep)
+        longer.ring.thin(end=len(longer), keep=longer.keep)
         longer.n_hits = max(longer.n_hits, shorter.n_hits)
         self._slots[longer.slot].assessments = None
         self.ledger.add(longer)
@@ -150,14 +172,31 @@ class Shelf:
             departure.hurry(entry)
 
     def _evict(self, victim: Victim) -> None:
-        if victim.checkpoint is None:
-            self._disk.finish(victim.entry)
-            self.remove(victim.entry)
-            self._counters.n_evicted_entries += 1
-        else:
-            self._slots[victim.entry.slot].assessments = None
-            self.ledger.release(victim.entry.ring.remove(victim.checkpoint))
+        entry = victim.entry
+        if victim.checkpoint is not None:
+            self._slots[entry.slot].assessments = None
+            self.ledger.release(entry.ring.remove(victim.checkpoint))
             self._counters.n_evicted_checkpoints += 1
+        elif victim.cut_at == 0:
+            self._disk.finish(entry)
+            self.remove(entry)
+            self._counters.n_evicted_entries += 1
+            self._habits.ran_short()
+        else:
+            self._disk.finish(entry)
+            self._shrink(entry, victim.cut_at)
+            self._counters.n_cut_entries += 1
+            self._habits.ran_short()
+
+    def _shrink(self, entry: Entry, length: int) -> None:
+        """Keep of ``entry`` what lies before its checkpoint at ``length``. What the disk has stays whole."""
+        self._withdraw(entry)
+        slot = self._slots[entry.slot]
+        self.ledger.remove(entry)
+        slot.shrink(entry, length)
+        self.ledger.add(entry)
+        if any(shared == length for shared in entry.shared_with.values()):
+            self.remove(entry)  # another one begins with all that is left of it
 
 
 def check_all(

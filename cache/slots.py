@@ -15,13 +15,15 @@ class Assessment:
     """What a possible victim is worth, but for its age: a checkpoint of ``entry``, or all of it.
 
     Attributes:
-        checkpoint: its length; None for the whole entry.
+        checkpoint: its length; None for the whole entry, or its end.
+        cut_at: length of the checkpoint that the entry goes back to; 0 where all of it goes.
         work_per_byte: tokens to feed again if it were gone, over the bytes that frees.
     """
 
     entry: Entry
     checkpoint: int | None
     work_per_byte: float
+    cut_at: int = 0
 
 
 class Slot:
@@ -59,6 +61,15 @@ class Slot:
         del self._entries[entry.number]
         for other in self._entries.values():
             del other.shared_with[entry.number]
+
+    def shrink(self, entry: Entry, length: int) -> None:
+        """Let go of what ``entry`` has behind its checkpoint at ``length``."""
+        self.assessments = None
+        entry.shrink(length)
+        for other in self._entries.values():
+            if other is not entry:
+                shared = min(length, entry.shared_with[other.number])
+                entry.shared_with[other.number] = other.shared_with[entry.number] = shared
 
     def rebuild_work(self, entry: Entry) -> int:
         """Tokens to feed again if ``entry`` were gone: what no other entry of the slot begins with.

@@ -43,6 +43,9 @@ class SequenceState(Protocol):
         """Forget the KV rows from ``n_tokens`` on. Alone it leaves the recurrent state behind the
         cut: only :meth:`restore` makes the two agree again."""
 
+    def shrink(self) -> None:
+        """Give back the memory of rows that were cut."""
+
     def snapshot(self) -> Checkpoint:
         """The recurrent state here, to return to later. No copy of KV rows."""
 

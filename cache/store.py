@@ -14,8 +14,9 @@ from cache import selection
 from cache.boundaries import PromptShape
 from cache.disk.manifest import Found
 from cache.disk.tier import DiskTier, NoDisk
-from cache.entry import Entry, Parts, RunningEntry, TokenBuffer, copied
-from cache.eviction import ChooseVictim, least_useful, least_useful_spare
+from cache.entry import Entry, Parent, Parts, RunningEntry, Standing, TokenBuffer, copied
+from cache.eviction import PATIENCE_S, ChooseVictim, least_useful, least_useful_spare
+from cache.habits import Habits
 from cache.planner import (
     CrossTurnPrefixMetadata,
     FullRefill,
@@ -41,15 +42,27 @@ class BudgetError(ValueError):
         super().__init__(f"{n_bytes} bytes do not fit the memory budget of {budget_bytes}")
 
 
+TOKENS_PER_CAPTURE = 64
+"""Tokens of a prompt for each state that is kept while it is read, see ``bench/captures.py``."""
+
+MIN_CAPTURES = 16
+"""States that may be kept of any prompt."""
+
+ANSWERS_TO_TAKE_OVER = 2
+"""So many answers show that a conversation has taken the place of the one it is the summary of."""
+
+
 class Store:
     """All slots, one budget.
 
     Args:
         metadata: of the model that serves; entries with another are never reused.
-        budget_bytes: what everything retained or running may hold together. Running entries are
-            never cut: while they alone exceed it, nothing is retained beside them.
+        budget_bytes: what everything retained or running may hold together. Running entries are never
+            cut: while they alone exceed it, nothing is retained beside them, and what they hold stays
+            when they come to rest until another request needs room.
         ring_limits: per entry.
         share_prefixes: whether the system and tools block may be copied between slots of a tenant.
+        share_histories: whether all that conversations have in common may be, and a plan tell of it.
         clock: seconds, monotonic.
         new_state: makes an empty state.
         max_entries_per_slot: keeps planning cheap; the budget is the true limit.
@@ -66,6 +79,7 @@ class Store:
         budget_bytes: int,
         ring_limits: RingLimits,
         share_prefixes: bool,
+        share_histories: bool = False,
         clock: Callable[[], float],
         new_state: Callable[[], SequenceState],
         max_entries_per_slot: int = 128,
@@ -79,6 +93,10 @@ class Store:
         self.disk = disk or NoDisk()
         self._ring_limits = ring_limits
         self._share_prefixes = share_prefixes
+        self._share_histories = share_histories
+        self._habits = Habits()
+        self._limit_bytes = budget_bytes
+        self._snapshot_bytes = new_state().snapshot().n_bytes
         self._clock = clock
         self._new_state = new_state
         self._shelf = Shelf(
@@ -87,6 +105,7 @@ class Store:
             clock=clock,
             choose_victim=choose_victim,
             disk=self.disk,
+            habits=self._habits,
         )
         self._running: dict[int, RunningEntry] = {}
         self._n_numbers = 0
@@ -99,8 +118,14 @@ class Store:
         slot: SlotKey,
         prompt_ids: TokenIds,
         shape: PromptShape | None = None,
+        *,
+        is_guess: bool = False,
     ) -> Choice:
-        """What to reuse for ``prompt_ids`` [n], n >= 1. Changes nothing."""
+        """What to reuse for ``prompt_ids`` [n], n >= 1. Changes nothing.
+
+        Args:
+            is_guess: nobody has asked for the prompt yet: it must not cost what is remembered.
+        """
         assert len(prompt_ids) > 0, "a prompt has at least one token"
         shape = shape or PromptShape()
         return selection.choose(
@@ -108,8 +133,9 @@ class Store:
             slot,
             prompt_ids,
             shape,
-            free_bytes=self.budget_bytes - self.n_bytes,
-            max_captures=self._ring_limits.max_count,
+            free_bytes=self._free_bytes(),
+            max_captures=self._max_captures(len(prompt_ids)),
+            is_guess=is_guess,
         )
 
     def take(self, choice: Choice) -> RunningEntry:
@@ -117,6 +143,7 @@ class Store:
         stands after the first ``choice.plan.reusable_len`` prompt ids."""
         source = choice.source
         moved: Entry | None = None
+        self._note(choice)
         if source is None or isinstance(choice.plan.mode, FullRefill):
             parts: Parts = TokenBuffer(), CheckpointRing(self._ring_limits), self._new_state()
         elif choice.forks or isinstance(source, RunningEntry):
@@ -134,11 +161,17 @@ class Store:
             shape=choice.shape,
             keep=choice.keep,
             moved=moved,
+            known_shape=None if source is None or not choice.plan.reusable_len else source.shape,
+            parent=self._parent(choice),
+            standing=Standing.GUESS if choice.is_guess and moved is None else Standing.GOING_ON,
         )
+        if moved is not None and moved.standing is Standing.GUESS and not choice.is_guess:
+            self._supersede(moved)
         assert running.state.length == len(running) == choice.plan.reusable_len
         if choice.begins_inside_last_message:
             running.ring.add(running.state.snapshot())
         self._running[running.number] = running
+        self._limit_bytes = self.budget_bytes
         self.counters.count_request(len(choice.prompt_ids), choice.plan.reusable_len)
         self.enforce()
         return running
@@ -153,15 +186,22 @@ class Store:
     def save(self, running: RunningEntry) -> None:
         """Publish ``running`` as it stands: its ids are what was fed, its state stands after them.
 
-        What is larger than the whole budget, or was deleted meanwhile, is forgotten instead.
+        What it held beyond the budget to run may rest, as long as nothing else runs. What was deleted
+        meanwhile is forgotten instead.
         """
+        if running.standing is not Standing.GUESS:
+            running.n_answers += 1
         entry = running.at_rest(self._clock())
+        n_held = entry.n_own_bytes + entry.ring.n_bytes
         del self._running[running.number]
-        if len(entry) > 0 and not running.is_forgotten and entry.n_own_bytes <= self.budget_bytes:
+        if len(entry) > 0 and not running.is_forgotten:
             self.counters.n_saves += 1
             self._shelf.publish(entry)
+            if entry.n_answers == ANSWERS_TO_TAKE_OVER:
+                self._shelf.take_over(entry)
         else:
             self.counters.n_drops += 1
+        self._limit_bytes = self.budget_bytes if self._running else max(self.budget_bytes, n_held)
         self.enforce()
 
     def drop(self, running: RunningEntry) -> None:
@@ -186,6 +226,7 @@ class Store:
 
     def make_room(self, n_bytes: int) -> None:
         """Let go of what is at rest until ``n_bytes`` less are held, or nothing is left to let go."""
+        self._limit_bytes = self.budget_bytes
         wanted = self.n_bytes - n_bytes
         while self.n_bytes > wanted and self._shelf.evict_one(below=math.inf):
             pass
@@ -200,7 +241,6 @@ class Store:
             if (
                 found.manifest.lineage in tried
                 or found.state.length < in_memory + MIN_RECALL_TOKENS
-                or self.disk.n_bytes_of(found) > self.budget_bytes
                 or self._bring_back(found)
             ):
                 return
@@ -221,24 +261,31 @@ class Store:
 
     def can_admit(self, n_bytes: int) -> bool:
         """Whether a request that will hold ``n_bytes`` may start beside those that run: always when
-        nothing runs, for a conversation larger than the budget is served, then dropped."""
+        nothing runs, for a conversation larger than the budget is served, and kept as far as it fits."""
         return not self._running or self.n_pinned_bytes + n_bytes <= self.budget_bytes
 
     def enforce(self) -> None:
-        """Evict until the budget holds or nothing is left to let go. Call it as running entries grow."""
-        while self.n_bytes > self.budget_bytes:
-            spare = least_useful_spare(self._running.values(), self._shelf.ledger)
+        """Evict until the budget holds or nothing is left to let go. Call it as running entries grow.
+
+        Where running entries alone exceed it, they keep the few checkpoints that they may be cut at.
+        """
+        if self._running and sum(r.n_own_bytes for r in self._running.values()) > self.budget_bytes:
+            self._habits.is_short()
+        while self.n_bytes > self._limit_bytes:
+            spare = least_useful_spare(self._running.values(), self._shelf.ledger, self._habits)
             if self._shelf.evict_one(below=math.inf if spare is None else spare.worth):
                 continue
-            if spare is None:
-                return
+            if spare is None or spare.outweighs_rows:
+                if self._shelf.evict_one(below=math.inf):
+                    continue
+                return  # what runs is larger than the budget: so much of it may be kept all the more later
             spare.entry.ring.remove(spare.checkpoint)
             self.counters.n_evicted_checkpoints += 1
 
     def check(self) -> None:
         """Assert all invariants over the whole store. For tests and debugging; walks everything."""
         self._shelf.check()
-        check_all(tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self.budget_bytes)
+        check_all(tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self._limit_bytes)
 
     # -- for people -----------------------------------------------------------------------------
 
@@ -334,10 +381,14 @@ class Store:
         runners = [r for r in self._running_in(slot) if r.can_fork]
         own = selection.own_candidates(self._shelf.entries_of(slot), runners, self.metadata, prompt_ids)
         found = selection.best(own, self.metadata, prompt_ids)
-        if found.plan.reusable_len >= shape.system_end:
+        within = len(prompt_ids) - 1 if self._share_histories else shape.system_end
+        if found.plan.reusable_len >= within:
             return found
-        others = (c for c in self._conversations() if self._may_share(c.slot, slot) and c.can_fork)
-        foreign = selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)
+        others = [c for c in self._conversations() if self._may_share(c.slot, slot) and c.can_fork]
+        foreign = [*selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)]
+        if self._share_histories:
+            kin = (c for c in others if c.slot.tenant == slot.tenant)
+            foreign += selection.kindred_candidates(kin, self.metadata, prompt_ids)
         # Of equal ones the slot's own is taken, whatever others hold.
         return max((found, *foreign), key=lambda candidate: candidate.plan.reusable_len)
 
@@ -359,6 +410,9 @@ class Store:
         recalled = self.disk.read(found)
         if recalled is None:
             return False
+        for cut in self._shelf.entries_of(found.manifest.slot):
+            if cut.lineage == found.manifest.lineage and len(cut) <= recalled.state.length:
+                self._shelf.remove(cut)  # what memory has left of it
         entry = recalled.as_entry(
             self._next_number(),
             self._clock(),
@@ -367,8 +421,50 @@ class Store:
             goes_on=all(c.lineage != found.manifest.lineage for c in self._conversations()),
         )
         self._shelf.publish(entry)
-        self.enforce()
+        # Whoever asked for it holds as much in a moment, read back or read anew.
+        self._shelf.evict_others(entry, self.budget_bytes)
+        self._limit_bytes = max(self.budget_bytes, self.n_bytes)
         return True
+
+    def _free_bytes(self) -> int:
+        """What a copy may take: all but what runs and what was used of late, with a state or two to go back
+        to; further states are there because there was room."""
+        since = self._clock() - PATIENCE_S
+        n_fresh = sum(
+            entry.n_own_bytes + min(len(entry.ring), 2) * self._snapshot_bytes
+            for entry in self._shelf.entries()
+            if entry.standing is Standing.GOING_ON and entry.used_at >= since
+        )
+        return self.budget_bytes - sum(r.n_own_bytes for r in self._running.values()) - n_fresh
+
+    def _max_captures(self, n_prompt: int) -> int:
+        """States that reading a prompt may keep: so many that neither time nor memory is spent on them
+        that reading needs itself."""
+        in_time = max(MIN_CAPTURES, n_prompt // TOKENS_PER_CAPTURE)
+        in_memory = self.budget_bytes // max(1, 2 * self._snapshot_bytes)
+        return max(MIN_CAPTURES, min(in_time, in_memory))
+
+    def _note(self, choice: Choice) -> None:
+        """Learn where the prompt left the slot's own memory."""
+        if choice.is_guess or choice.source is None or choice.source.slot != choice.slot:
+            return
+        left_at = choice.diverged_at
+        whole = choice.plan.shared_token_prefix_len == len(choice.prompt_ids)
+        place = choice.source.place_of(choice.plan.shared_token_prefix_len) if left_at or whole else None
+        self._habits.saw(choice.slot, place)
+
+    def _parent(self, choice: Choice) -> Parent | None:
+        """What the conversation branches off, as far as its own session may know."""
+        source = choice.source
+        if source is None or not choice.forks or choice.origin == "shared":
+            return None
+        return Parent(source.slot, source.number, source.lineage, choice.plan.reusable_len)
+
+    def _supersede(self, guess: Entry) -> None:
+        """``guess`` came true: the conversation goes on in it, not in the one that it was read ahead of."""
+        for entry in self._shelf.entries_of(guess.slot):
+            if guess.parent is not None and entry.lineage == guess.parent.lineage:
+                entry.standing = Standing.OVER
 
     def _moved(self, choice: Choice, entry: Entry) -> Parts:
         """The entry itself, cut to what the prompt shares with it."""

@@ -98,6 +98,12 @@ class State:
         for rows in self.kv:
             rows.truncate(n_tokens)
 
+    def shrink(self) -> None:
+        """Give back the memory of rows that were cut, a layer at a time."""
+        for i, rows in enumerate(self.kv):
+            self.kv[i] = rows.copy(rows.length)
+            mx.eval(*self.kv[i].arrays)
+
     def snapshot(self) -> Checkpoint:
         """The recurrent states here. Arrays are values, so this copies nothing."""
         assert self.length == self.position, "a state that was cut cannot be a checkpoint"

@@ -124,7 +124,8 @@ def engine_options(settings: Settings, path: Path) -> EngineOptions:
         cache_dir=settings.cache_dir,
         cache_dir_bytes=settings.cache_dir_size,
         shares_prefixes=settings.share_prefixes,
-        ring=RingLimits(max_count=settings.ring_count, max_ratio=settings.ring_ratio),
+        shares_histories=settings.share_histories,
+        ring=RingLimits(max_bytes=settings.ring_bytes),
         stall_s=settings.stall_seconds,
         loop=LoopOptions(
             max_replies=settings.max_running,

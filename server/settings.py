@@ -13,8 +13,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
 from pydantic_settings import NoDecode
 
-from cache.ring import RingLimits
-
 ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 
 
@@ -135,14 +133,12 @@ class CacheSettings(Section):
         "begin with; repeatable",
     )
     share_prefixes: bool = Field(True, description="share system prompts between sessions of a tenant")
-    ring_count: int = Field(
-        RingLimits().max_count, ge=2, description="checkpoints kept of a conversation at most"
+    ring_bytes: Size | None = Field(
+        None, description="what the checkpoints of one conversation may hold (default: no bound of their own)"
     )
-    ring_ratio: float = Field(
-        RingLimits().max_ratio,
-        gt=0,
-        allow_inf_nan=False,
-        description="their memory at most, as a share of the conversation's state",
+    share_histories: bool = Field(
+        False,
+        description="share whatever conversations of a tenant have in common, and tell in which they do",
     )
 
 

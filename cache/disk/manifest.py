@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cache.boundaries import PromptShape
 from cache.entry import Entry, TokenBuffer, new_lineage
 from cache.planner import (
     CrossTurnPrefixMetadata,
@@ -56,7 +57,7 @@ class Manifest:
         ids: uint32 [n], what was fed.
         rows: files that together hold the rows [0, n), in order.
         states: states to go back to, ascending; the last one stands at n.
-        keep, next_points, system_end: as in :class:`cache.entry.Conversation`.
+        keep, shape: as in :class:`cache.entry.Conversation`.
         saved_unix_s: when it was last used.
     """
 
@@ -66,8 +67,7 @@ class Manifest:
     rows: tuple[RowsFile, ...]
     states: tuple[StateFile, ...]
     keep: tuple[int, ...]
-    next_points: tuple[int, ...]
-    system_end: int
+    shape: PromptShape
     saved_unix_s: float
 
     @property
@@ -133,8 +133,7 @@ class Recalled:
             ids=TokenBuffer(manifest.ids[: self.state.length]),
             ring=CheckpointRing(limits, self.checkpoints),
             keep=frozenset(manifest.keep),
-            next_points=manifest.next_points,
-            system_end=manifest.system_end,
+            shape=manifest.shape,
             created_at=now_s,
             n_hits=0,
             state=self.state,
@@ -171,8 +170,7 @@ def describe(entry: Entry, fingerprint: str, on_disk: Container[str], now_unix_s
         rows=rows,
         states=tuple(s for s in states if s.length == n or s.length in entry.keep or s.name in on_disk),
         keep=tuple(sorted(entry.keep)),
-        next_points=entry.next_points,
-        system_end=entry.system_end,
+        shape=entry.shape,
         saved_unix_s=now_unix_s,
     )
 
@@ -216,8 +214,7 @@ def from_facts(facts: dict[str, Any], ids: TokenIds) -> Manifest:
         rows=tuple(RowsFile(**row) for row in facts["rows"]),
         states=tuple(StateFile(**state) for state in facts["states"]),
         keep=tuple(facts["keep"]),
-        next_points=tuple(facts["next_points"]),
-        system_end=int(facts["system_end"]),
+        shape=_shape_from(facts["shape"]),
         saved_unix_s=float(facts["saved_unix_s"]),
     )
 
@@ -225,3 +222,14 @@ def from_facts(facts: dict[str, Any], ids: TokenIds) -> Manifest:
 def _slot_from(facts: dict[str, Any]) -> SlotKey:
     tenant = facts["tenant"]
     return SlotKey(None if tenant is None else str(tenant), CrossTurnSlotId(int(facts["id"]["value"])))
+
+
+def _shape_from(facts: dict[str, Any]) -> PromptShape:
+    last_user_start = facts["last_user_start"]
+    return PromptShape(
+        message_starts=tuple(facts["message_starts"]),
+        shared_points=tuple(facts["shared_points"]),
+        last_user_start=None if last_user_start is None else int(last_user_start),
+        system_end=int(facts["system_end"]),
+        questions=tuple(facts["questions"]),
+    )

@@ -45,8 +45,9 @@ class EngineOptions:
         memory_budget: bytes for retained conversations; None for what the machine allows.
         cache_dir: a folder that keeps conversations across restarts, or None.
         cache_dir_bytes: what that folder may hold.
-        ring: how many checkpoints an entry keeps.
+        ring: what the checkpoints of an entry may hold.
         shares_prefixes: whether slots of one tenant may copy a common system prefix from each other.
+        shares_histories: whether they may copy all that they have in common.
         loop: how much is taken on at once.
         stall_s: an engine that has work and has not moved for so long is stuck.
     """
@@ -64,6 +65,7 @@ class EngineOptions:
     cache_dir_bytes: int = 16 * 2**30
     ring: RingLimits = field(default_factory=RingLimits)
     shares_prefixes: bool = True
+    shares_histories: bool = False
     loop: LoopOptions = field(default_factory=LoopOptions)
     stall_s: float = 300.0
 
@@ -99,6 +101,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         budget_bytes=budget_bytes,
         ring_limits=options.ring,
         share_prefixes=options.shares_prefixes,
+        share_histories=options.shares_histories,
         clock=time.monotonic,
         new_state=forward.new_state,
         disk=None if folder_claim is None else disk_tier(options, known, forward, folder_claim),

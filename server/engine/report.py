@@ -31,6 +31,11 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
         shared_points=prompt.shared_points,
         last_user_start=queries[-1] if queries else None,
         system_end=prompt.system_end,
+        questions=tuple(
+            start
+            for start, role in zip(prompt.message_starts, prompt.message_roles, strict=True)
+            if role == "user"
+        ),
     )
 
 

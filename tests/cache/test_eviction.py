@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cache.boundaries import PromptShape
 from cache.entry import RunningEntry
@@ -110,22 +111,50 @@ def test_a_request_under_way_gives_up_checkpoints_before_another_conversation_go
     keep(store, SLOT, 0, 1000)
     running = start(store, OTHER, 10_000, 1000, tuple(range(100, 1000, 100)))
     assert SLOT in slots_held(store)
-    assert running.ring.lengths[0] == 100
-    assert running.ring.lengths[-1] == 900
     assert len(running.ring) == 3
     store.save(running)
     store.check()
 
 
-def test_a_conversation_larger_than_the_budget_is_served_and_then_dropped() -> None:
+def test_what_had_to_be_in_memory_to_run_rests_there_until_another_request_needs_the_room() -> None:
     store = make_store(budget_bytes=ENTRY_1000)
-    running = start(store, SLOT, 0, 5000)
-    assert len(running) == 5000
-    store.save(running)
-    assert store.slots() == ()
-    assert store.n_bytes == 0
-    keep(store, SLOT, 0, 1000)
-    assert slots_held(store) == {SLOT}
+    keep(store, SLOT, 0, 5000)
+    assert [info.n_tokens for info in store.slots()] == [5000]
+    keep(store, SLOT, 0, 5100)
+    assert store.counters.n_reused_tokens == 5000
+    keep(store, OTHER, 10_000, 1000)
+    assert slots_held(store) == {OTHER}
+    assert store.n_bytes <= ENTRY_1000
+
+
+def test_what_rests_over_the_budget_goes_when_the_system_needs_the_room() -> None:
+    store = make_store(budget_bytes=ENTRY_1000)
+    keep(store, SLOT, 0, 5000, (500,))
+    store.make_room(1)
+    store.enforce()
+    assert [info.n_tokens for info in store.slots()] == [500]
+    store.check()
+
+
+def test_a_conversation_that_is_too_large_keeps_the_longest_beginning_that_fits() -> None:
+    store = make_store(budget_bytes=2 * ENTRY_1000)
+    keep(store, SLOT, 0, 5000, tuple(range(100, 5000, 100)))
+    keep(store, OTHER, 10_000, 500)
+    (cut,) = (info for info in store.slots() if info.slot == SLOT)
+    assert 1200 <= cut.n_tokens <= 1500
+    assert store.plan(SLOT, np.arange(5000, dtype=np.uint32)).plan.reusable_len == cut.n_tokens
+    assert store.counters.n_evicted_entries == 0
+
+
+@pytest.mark.parametrize("n_other", range(0, 3000, 150))
+def test_what_is_lost_grows_smoothly_with_the_room_that_others_take(n_other: int) -> None:
+    store = make_store(budget_bytes=4 * ENTRY_1000)
+    keep(store, SLOT, 0, 3500, tuple(range(50, 3500, 50)))
+    if n_other:
+        keep(store, OTHER, 10_000, n_other)
+    n_kept = store.plan(SLOT, np.arange(3600, dtype=np.uint32)).plan.reusable_len
+    n_ideal = min(3500, (4 * ENTRY_1000) // (UNIT.row_bytes + IDS_BYTES) - n_other)
+    assert n_kept >= n_ideal - 850  # one gap between states that it may be cut at
 
 
 def test_a_request_is_admitted_when_it_fits_beside_what_runs_or_when_nothing_runs() -> None:

@@ -9,8 +9,7 @@ from functools import cache
 import pytest
 
 from cache.planner import SlotKey
-from cache.ring import RingLimits
-from tests.fakes.cache_kit import DEMO, FakeClock, make_store
+from tests.fakes.cache_kit import DEMO, make_store
 from tests.fakes.fake_chat import SYSTEM, TOOL, USER, Client, Message, Tally
 
 N_THOUGHT = 150
@@ -193,7 +192,7 @@ SHAPES: tuple[Shape, ...] = (
 @cache
 def reread(shape: Shape, keys: Keys, n_words: int) -> Tally:
     """Plays ``shape`` on a fresh store; the first, cold request is not counted."""
-    client = Client(make_store(geometry=DEMO, ring_limits=RingLimits()), leaves_first_out=True)
+    client = Client(make_store(geometry=DEMO), leaves_first_out=True)
     shape(client, keys, n_words)
     client.store.check()
     return client.tally
@@ -211,14 +210,3 @@ def test_no_shape_reads_more_than_a_tenth_twice(shape: Shape, n_words: int, keys
 def test_over_all_shapes_three_percent_is_read_twice_at_most(n_words: int, keys: Keys) -> None:
     tallies = [reread(shape, keys, n_words) for shape in SHAPES]
     assert sum(t.n_fed for t in tallies) <= 1.03 * sum(t.n_new for t in tallies)
-
-
-@pytest.mark.parametrize("n_words", [20, 100, 800])
-def test_after_twenty_turns_a_conversation_holds_little_more_than_its_last_state(n_words: int) -> None:
-    store = make_store(geometry=DEMO, ring_limits=RingLimits(), clock=FakeClock())
-    client = Client(store)
-    turns(client, with_keys("a"), opening(client, 800), 20, n_words)
-    (slot,) = store.slots()
-    (entry,) = slot.entries
-    n_state = DEMO.kv_bytes(entry.n_tokens) + DEMO.snapshot_bytes
-    assert store.n_bytes <= 1.3 * n_state

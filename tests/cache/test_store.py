@@ -140,7 +140,7 @@ def test_a_clock_in_the_system_prompt_moves_the_state_and_costs_nothing_the_seco
     prompts = [chat(SYSTEM[:95], words(7000 + 10 * i, 5), HELLO) for i in range(3)]
     ask(store, prompts[0])
     second, third = ask(store, prompts[1]), ask(store, prompts[2])
-    assert second.plan.mode == FullRefill()
+    assert second.plan.mode == ReplayFromCheckpoint(36)
     assert 95 in second.captures
     assert third.plan.mode == ReplayFromCheckpoint(95)
     assert 95 in third.keep
@@ -418,8 +418,8 @@ def test_slots_are_described_in_tokens_bytes_and_seconds() -> None:
     assert info.n_bytes == store.n_bytes
 
 
-def test_ring_limits_bound_what_an_entry_keeps() -> None:
-    store = make_store(ring_limits=RingLimits(max_count=3))
+def test_a_limit_bounds_what_the_ring_of_an_entry_holds() -> None:
+    store = make_store(ring_limits=RingLimits(max_bytes=3 * UNIT.snapshot_bytes))
     ask(store)
     (info,) = store.slots()
-    assert len(info.entries[0].checkpoints) <= 3
+    assert len(info.entries[0].checkpoints) == 3

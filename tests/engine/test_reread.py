@@ -89,7 +89,7 @@ SHAPES = [
 ]
 
 
-ROOM = RingLimits(max_ratio=4.0)
+ROOM = RingLimits()
 """On a model this small, a recurrent state weighs as much as a hundred tokens' KV rows: without room for
 more than a quarter of the state, next to no checkpoint would be kept."""
 

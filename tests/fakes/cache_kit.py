@@ -56,7 +56,7 @@ def make_store(
     return Store(
         METADATA,
         budget_bytes=budget_bytes,
-        ring_limits=ring_limits or RingLimits(max_count=16, max_ratio=1000.0),
+        ring_limits=ring_limits or RingLimits(),
         share_prefixes=share_prefixes,
         clock=clock or FakeClock(),
         new_state=lambda: FakeState(geometry),

@@ -56,8 +56,8 @@ def render(messages: Sequence[Message], *, thinking: bool = True) -> Prompt:
         [*messages, placeholder, Message(TOOL, (99,))],
     ]
     shared = {longest_common_token_prefix(ids, _ids(other, thinking)[0]) for other in next_renders}
-    queries = [s for s, m in zip(starts, messages, strict=True) if m.role == USER]
-    system_end = starts[1] if messages[0].role == SYSTEM and len(starts) > 1 else 0
+    queries = [s for s, m in zip(starts, messages, strict=False) if m.role == USER]
+    system_end = starts[1] if messages[0].role == SYSTEM else 0
     return Prompt(
         ids,
         PromptShape(
@@ -65,6 +65,7 @@ def render(messages: Sequence[Message], *, thinking: bool = True) -> Prompt:
             shared_points=tuple(sorted(shared)),
             last_user_start=queries[-1] if queries else None,
             system_end=system_end,
+            questions=tuple(queries),
         ),
     )
 
@@ -79,6 +80,7 @@ def _ids(messages: Sequence[Message], thinking: bool) -> tuple[TokenIds, list[in
         if message.role == ASSISTANT and i > last_query:
             ids += [THINK, NEWLINE, *message.thought, CLOSE, NEWLINE]
         ids += [*message.content, END, NEWLINE]
+    starts.append(len(ids))
     ids += [START, ASSISTANT, NEWLINE, THINK, NEWLINE]
     if not thinking:
         ids += [NEWLINE, CLOSE, NEWLINE]

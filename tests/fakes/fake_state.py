@@ -79,6 +79,8 @@ class FakeState:
     def truncate(self, n_tokens: int) -> None:
         assert n_tokens <= len(self.rows)
         del self.rows[n_tokens:]
+
+    def shrink(self) -> None:
         self._capacity = len(self.rows)
 
     def snapshot(self) -> FakeCheckpoint:

@@ -85,7 +85,7 @@ def test_variables_without_our_prefix_are_others(monkeypatch: pytest.MonkeyPatch
     [
         ("colour = 1", "'colour'"),
         ("[http]\nmodel = 'demo'", "'model'"),
-        ("[cache]\nring-count = 1", "--ring-count"),
+        ("[cache]\nring-bytes = 0", "--ring-bytes"),
         ("port = ", "is not TOML"),
         (None, "cannot be read"),
     ],
