@@ -88,14 +88,14 @@ class Store:
         codec: StateCodec | None = None,
     ) -> None:
         self.metadata = metadata
-        self.budget_bytes = budget_bytes
+        self._budget_bytes = budget_bytes
+        self._may_rest_bytes = 0  # what the last request held, which may stay until another needs room
         self.counters = Counters()
         self.disk = disk or NoDisk()
         self._ring_limits = ring_limits
         self._share_prefixes = share_prefixes
         self._share_histories = share_histories
         self._habits = Habits()
-        self._limit_bytes = budget_bytes
         self._snapshot_bytes = new_state().snapshot().n_bytes
         self._clock = clock
         self._new_state = new_state
@@ -171,7 +171,7 @@ class Store:
         if choice.begins_inside_last_message:
             running.ring.add(running.state.snapshot())
         self._running[running.number] = running
-        self._limit_bytes = self.budget_bytes
+        self._may_rest_bytes = 0
         self.counters.count_request(len(choice.prompt_ids), choice.plan.reusable_len)
         self.enforce()
         return running
@@ -201,7 +201,7 @@ class Store:
                 self._shelf.take_over(entry)
         else:
             self.counters.n_drops += 1
-        self._limit_bytes = self.budget_bytes if self._running else max(self.budget_bytes, n_held)
+        self._may_rest_bytes = 0 if self._running else n_held
         self.enforce()
 
     def drop(self, running: RunningEntry) -> None:
@@ -226,7 +226,7 @@ class Store:
 
     def make_room(self, n_bytes: int) -> None:
         """Let go of what is at rest until ``n_bytes`` less are held, or nothing is left to let go."""
-        self._limit_bytes = self.budget_bytes
+        self._may_rest_bytes = 0
         wanted = self.n_bytes - n_bytes
         while self.n_bytes > wanted and self._shelf.evict_one(below=math.inf):
             pass
@@ -247,6 +247,21 @@ class Store:
             tried.add(found.manifest.lineage)
 
     # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def budget_bytes(self) -> int:
+        """What may be held; lowered where the system needs the room, it takes what rests above it along at
+        the next :meth:`enforce`."""
+        return self._budget_bytes
+
+    @budget_bytes.setter
+    def budget_bytes(self, n_bytes: int) -> None:
+        self._budget_bytes, self._may_rest_bytes = n_bytes, 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """What may be held at this moment."""
+        return max(self._budget_bytes, self._may_rest_bytes)
 
     @property
     def n_bytes(self) -> int:
@@ -271,7 +286,7 @@ class Store:
         """
         if self._running and sum(r.n_own_bytes for r in self._running.values()) > self.budget_bytes:
             self._habits.is_short()
-        while self.n_bytes > self._limit_bytes:
+        while self.n_bytes > self.limit_bytes:
             spare = least_useful_spare(self._running.values(), self._shelf.ledger, self._habits)
             if self._shelf.evict_one(below=math.inf if spare is None else spare.worth):
                 continue
@@ -285,7 +300,7 @@ class Store:
     def check(self) -> None:
         """Assert all invariants over the whole store. For tests and debugging; walks everything."""
         self._shelf.check()
-        check_all(tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self._limit_bytes)
+        check_all(tuple(self._conversations()), n_counted_bytes=self.n_bytes, budget_bytes=self.limit_bytes)
 
     # -- for people -----------------------------------------------------------------------------
 
@@ -423,7 +438,7 @@ class Store:
         self._shelf.publish(entry)
         # Whoever asked for it holds as much in a moment, read back or read anew.
         self._shelf.evict_others(entry, self.budget_bytes)
-        self._limit_bytes = max(self.budget_bytes, self.n_bytes)
+        self._may_rest_bytes = self.n_bytes
         return True
 
     def _free_bytes(self) -> int:

@@ -288,11 +288,21 @@ def test_a_request_interrupts_reading_ahead_and_keeps_what_was_read(driver: Driv
     assert later.report.reused_tokens >= 128
 
 
-def test_a_conversation_larger_than_the_budget_is_served_and_then_dropped(make_loop: MakeLoop) -> None:
+def test_a_conversation_larger_than_the_budget_rests_until_another_needs_the_room(
+    make_loop: MakeLoop,
+) -> None:
     driver = Driver(make_loop(budget_bytes=1000, stop_ids=frozenset()))
     outcome = driver.ask(PROMPT)
     assert outcome.token_ids == cold(make_loop, PROMPT).token_ids
-    assert driver.loop.store.n_bytes == 0
+    longer = [*PROMPT, *outcome.token_ids[0], 9]
+    again = driver.ask(longer)
+    assert again.report.mode == "ExactAppend"
+    assert again.token_ids == cold(make_loop, longer).token_ids
+    driver.ask([7, 8, 9], session="other")
+    assert len(driver.loop.store.slots()) <= 1
+    driver.loop.store.budget_bytes = 1000
+    driver.loop.store.enforce()
+    assert driver.loop.store.n_bytes <= 1000
 
 
 def test_what_is_idle_gives_way_before_a_request_has_to_wait(make_loop: MakeLoop) -> None:
