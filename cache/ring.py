@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from cache.state import Checkpoint
+if TYPE_CHECKING:
+    from cache.state import Checkpoint
 
 NEAR_TOKENS = 8192
 """Within this distance from the end all gaps weigh alike: reading so little again is hardly felt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,3 +60,14 @@ def test_no_signal_is_lost(act: str, number: signal.Signals) -> None:
 def test_a_signal_before_the_server_is_ready_ends_it_at_once(act: str, number: signal.Signals) -> None:
     ended = run(END, act, number)
     assert (ended.returncode, ended.stderr) == (128 + number, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_nothing_starts_a_thread_before_signals_are_watched() -> None:
+    """A thread of NumPy's BLAS, begun at its import, would take a SIGTERM and end the process with it."""
+    script = "import os, server.cli, server.commands.serve; print(len(os.listdir('/proc/self/task')))"
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == "1\n"
