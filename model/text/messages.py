@@ -5,16 +5,18 @@
 * Text parts are joined with nothing between them, in order, as the templates join them.
 * An assistant's ``reasoning_content`` or ``reasoning`` is its thought; where neither is sent, a thought
   in tags at the very head of the content is taken out of it. Tags further on are text.
-* Results of several calls stand in the order of the calls, whatever order they were sent in.
+* Results stand in the order of their calls, which is all that tells a model which is which: the prompt has no
+  ids. They are bound by ``tool_call_id``, those without one in order; what cannot be bound is refused.
 * A call's arguments are the object they encode. Text that encodes no object is kept as it is, as the
   one argument ``arguments``; nothing at all (``""``, ``null``) is no arguments.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any
 
 from model.errors import InputError
@@ -47,18 +49,80 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _results_in_order(messages: Sequence[Mapping[str, Any]], normal: Sequence[Message]) -> list[Message]:
-    """``normal`` with the results of several calls in the order of the calls, which is all that tells a model
-    which is which: the prompt has no ids. Results of unknown calls stay where they stand."""
-    ordered: list[Message] = []
-    call_ids: list[object] = []
-    for is_result, group in groupby(range(len(normal)), lambda i: normal[i]["role"] == "tool"):
-        run = list(group)
-        if not is_result:
-            call_ids = [call.get("id") for call in messages[run[-1]].get("tool_calls") or ()]
-        elif all(messages[i].get("tool_call_id") in call_ids for i in run):
-            run.sort(key=lambda i: call_ids.index(messages[i].get("tool_call_id")))
-        ordered += [normal[i] for i in run]
+    """``normal`` with the results of each round of calls in the order of the calls. A round is the calls
+    of assistant messages that follow each other, and the results up to the next assistant message."""
+    ordered = list(normal)
+    round_ = _Round()
+    for index, message in enumerate(normal):
+        if message["role"] == "assistant":
+            if round_.places:
+                round_.bind(messages, ordered)
+                round_ = _Round()
+            calls = messages[index].get("tool_calls") or ()
+            if not calls:
+                round_ = _Round()
+            round_.call_ids += [call.get("id") for call in calls]
+        elif message["role"] == "tool":
+            round_.places.append(index)
+    round_.bind(messages, ordered)
     return ordered
+
+
+@dataclass
+class _Round:
+    """Calls that wait for results.
+
+    Attributes:
+        call_ids: of the calls, in their order; None for a call without one.
+        places: where the results stand.
+    """
+
+    call_ids: list[object] = dataclasses.field(default_factory=list)
+    places: list[int] = dataclasses.field(default_factory=list)
+
+    def bind(self, messages: Sequence[Mapping[str, Any]], ordered: list[Message]) -> None:
+        """Put each result in the place of its call.
+
+        Raises:
+            InputError: naming the ``tool_call_id`` of a result that is of no call, or one too many, or
+                behind a call whose result is missing.
+        """
+        if not self.call_ids:
+            return  # results of calls that the client has forgotten: there is nothing to confuse
+        result_ids = [messages[place].get("tool_call_id") for place in self.places]
+        if (
+            not any(call_id is not None for call_id in result_ids)
+            or len(result_ids) == len(self.call_ids) == 1
+        ):
+            return  # their order tells, and one result can only be of the one call
+        number_of = {call_id: i for i, call_id in enumerate(self.call_ids) if call_id is not None}
+        results: dict[int, int] = {}  # from a call's number to its result's place
+        nameless: list[int] = []
+        for place, call_id in zip(self.places, result_ids, strict=True):
+            if call_id is None or not number_of:
+                nameless.append(place)
+            elif call_id not in number_of:
+                raise _unbound(place, "is the id of none of the calls before it")
+            elif number_of[call_id] in results:
+                raise _unbound(place, "has a result already")
+            else:
+                results[number_of[call_id]] = place
+        free = [number for number in range(len(self.call_ids)) if number not in results]
+        if len(nameless) > len(free):
+            raise _unbound(nameless[len(free)], "is missing, and every call has its result")
+        results |= dict(zip(free, nameless, strict=False))
+        if any(number not in results for number in range(len(results))):
+            missing = next(number for number in range(len(results)) if number not in results)
+            later = results[min(number for number in results if number > missing)]
+            raise _unbound(later, f"names a call behind one, {self.call_ids[missing]!r}, that has no result")
+        contents = [ordered[results[number]] for number in range(len(results))]
+        for place, message in zip(self.places, contents, strict=True):
+            ordered[place] = message
+
+
+def _unbound(place: int, reason: str) -> InputError:
+    where = f"messages[{place}].tool_call_id"
+    return InputError(f"{where} {reason}", param=where)
 
 
 def is_question(message: Message) -> bool:

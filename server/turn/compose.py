@@ -57,6 +57,7 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
         thinking, use = _thinking(turn, served, settings), tool_use_of(turn)
         _check_length(turn, use)
         conversation = _conversation(turn, use, thinking)
+        _check_prefill(turn, conversation)
         prompt = render(conversation, served)  # first: what is too long is not compiled
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
@@ -133,6 +134,16 @@ def _check_kwargs(turn: Turn) -> None:
         raise InputError(
             f"'chat_template_kwargs' may not set '{overridden[0]}'.",
             param=f"chat_template_kwargs.{overridden[0]}",
+        )
+
+
+def _check_prefill(turn: Turn, conversation: Conversation) -> None:
+    """Text that a client has begun cannot be made JSON of a schema, and no grammar has seen it."""
+    begun = str(turn.messages[-1].get("content") or "") if conversation.continues else ""
+    if turn.response_format is not None and begun.strip():
+        where = f"messages[{len(turn.messages) - 1}]"
+        raise InputError(
+            f"'response_format' cannot be kept by a reply that goes on from {where}.", param=where
         )
 
 

@@ -225,3 +225,34 @@ def test_every_token_is_told_though_its_text_still_waits(say: Say) -> None:
     outcome, _ = say(f"Hm.\n</think>\n\nSo: {CALL}", thinks=True, tools=TOOLS)
     told = [event.n_tokens for event in outcome.events if isinstance(event, Progress)]
     assert told == list(range(1, finish(outcome).n_tokens + 1))
+
+
+def test_t5_with_thinking_off_a_tag_that_is_written_is_text(say: Say) -> None:
+    outcome, _ = say("<think> opens a thought.", thinks=False)
+    assert joined(outcome) == Joined(content="<think> opens a thought.")
+
+
+def test_t7_structured_content_without_a_thought_begins_with_itself(say: Say) -> None:
+    outcome, _ = say('\n\n{"a": 1}', thinks=False, grammar=json_schema({"type": "object"}))
+    assert joined(outcome) == Joined(content='{"a": 1}')
+
+
+def test_t4_a_call_in_a_thought_that_the_limit_cuts_is_thought(say: Say) -> None:
+    text = f"Hm.\n{CALL}"
+    outcome, _ = say(text, thinks=True, tools=TOOLS, max_tokens=len(ids_of(text)))
+    assert joined(outcome) == Joined(reasoning=text)
+    assert finish(outcome).reason == "length"
+
+
+def test_t4_a_call_in_a_thought_that_the_budget_closes_is_thought(say: Say) -> None:
+    text = f"Hm.\n{CALL}"
+    outcome, _ = say(text, thinks=True, tools=TOOLS, max_thought_tokens=len(ids_of(text)))
+    assert joined(outcome).reasoning == text
+    assert not joined(outcome).calls
+
+
+def test_t2_a_call_that_cannot_be_understood_ends_as_text_does(say: Say) -> None:
+    text = CALL.replace("</function>", "<parameter=a>\ny\n</parameter>\n</function>")
+    outcome, _ = say(text, tools=TOOLS)
+    assert finish(outcome).reason == "stop"
+    assert joined(outcome).calls == [["f", '{"a": "x"']]

@@ -16,7 +16,7 @@ from server.settings import Settings
 from server.turn.compose import compose
 from server.turn.names import renamed
 from server.turn.reply import Replies
-from server.turn.turn import Thinking, ToolChoice, Turn
+from server.turn.turn import ResponseFormat, Thinking, ToolChoice, Turn
 from tests.fakes.fake_engine import FakeChat, fake_served
 
 HI = {"role": "user", "content": "Hi"}
@@ -138,3 +138,38 @@ def test_a_stream_keeps_alive_fails_and_ends_as_its_dialect_does() -> None:
         b"",
     ]
     assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
+
+
+OBJECT = ResponseFormat(schema={"type": "object"})
+
+
+def test_t5_json_cannot_be_asked_of_a_reply_that_is_begun() -> None:
+    turn = Turn(id="t", messages=[HI, {"role": "assistant", "content": '{"'}], response_format=OBJECT)
+    with pytest.raises(InputError) as caught:
+        compose(turn, fake_served(), Settings())
+    assert caught.value.param == "messages[1]"
+    begun = [HI, {"role": "assistant", "content": "", "reasoning_content": "so"}]
+    assert compose(Turn(id="t", messages=begun, response_format=OBJECT), fake_served(), Settings())
+
+
+@pytest.mark.parametrize("mode", ["auto", "required", "none"])
+def test_s4_the_schema_of_every_tool_is_checked_whether_or_not_it_is_enforced(mode: Any) -> None:
+    tools = [TOOL, {"type": "function", "function": {"name": "g", "parameters": {"required": True}}}]
+    turn = Turn(id="t", messages=[HI], tools=tools, tool_choice=ToolChoice(mode=mode))
+    with pytest.raises(InputError) as caught:
+        compose(turn, fake_served(), Settings())
+    assert caught.value.param == "tools[1].function.parameters.required"
+    assert caught.value.code == "invalid_schema"
+
+
+def test_s1_of_a_chosen_tool_that_is_strict_the_place_in_the_request_is_told() -> None:
+    tools = [TOOL, _strict_tool("g", {"type": "array", "uniqueItems": True})]
+    choice = ToolChoice(mode="required", names=("g",))
+    with pytest.raises(InputError) as caught:
+        compose(Turn(id="t", messages=[HI], tools=tools, tool_choice=choice), fake_served(), Settings())
+    assert caught.value.param == "tools[1].function.parameters.properties.a.uniqueItems"
+
+
+def _strict_tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": schema}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model.errors import CheckpointError, InputError
 from model.text.chat import ChatFormat, RenderedPrompt
 from model.text.guard import STAND_INS
+from model.text.messages import normalise
 from model.text.tokenizer import TextTokenizer
 from tests.fakes.chatml import (
     DATED,
@@ -191,14 +192,105 @@ def test_results_stand_in_the_order_of_their_calls(order: tuple[int, ...]) -> No
     assert places == sorted(places)
 
 
-def test_results_of_unknown_calls_stay_in_their_order() -> None:
-    calls = [{**call("f", {}), "id": f"call_{i}"} for i in range(2)]
-    results = [
-        {"role": "tool", "tool_call_id": "call_1", "content": "one"},
-        {"role": "tool", "content": "nameless"},
-    ]
-    text = text_of(render([USER, {"role": "assistant", "tool_calls": calls}, *results]))
-    assert text.index("one") < text.index("nameless")
+def calls_of(*ids: str | None) -> dict[str, Any]:
+    calls = [{**call("f", {"k": i}), "id": call_id} for i, call_id in enumerate(ids)]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+def result_of(call_id: str | None, text: str) -> dict[str, Any]:
+    named = {} if call_id is None else {"tool_call_id": call_id}
+    return {"role": "tool", "content": f"<{text}>", **named}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [calls_of("a", "b", "c"), result_of("c", "3"), result_of("a", "1"), result_of("b", "2")],
+        [calls_of("a", "b", "c"), result_of("c", "3"), result_of(None, "1"), result_of(None, "2")],
+        [calls_of("a", "b", "c"), result_of(None, "1"), result_of("c", "3"), result_of("b", "2")],
+        [calls_of(None, None, None), result_of("x", "1"), result_of("y", "2"), result_of("z", "3")],
+        [calls_of("a", "b", "c"), *(result_of(None, n) for n in "123")],
+        [calls_of("a", "b", "c"), result_of("b", "2"), USER, result_of("a", "1"), result_of("c", "3")],
+        [
+            calls_of("a", "b", "c"),
+            result_of("b", "2"),
+            {"role": "system", "content": "s"},
+            result_of("c", "3"),
+            result_of("a", "1"),
+        ],
+        [calls_of("a"), calls_of("b", "c"), result_of("c", "3"), result_of("b", "2"), result_of("a", "1")],
+        [calls_of("a", "b", "c", "d"), result_of("c", "3"), result_of("b", "2"), result_of("a", "1"), USER],
+        [calls_of("z"), result_of("z", "0"), calls_of("a", "b"), result_of("b", "2"), result_of("a", "1")],
+    ],
+)
+def test_t6_results_are_bound_to_their_calls(template: str | None, messages: list[dict[str, Any]]) -> None:
+    text = text_of(render([USER, *messages], template))
+    numbers = [n for n in "123" if f"<{n}>" in text]
+    places = [text.index(f"<{n}>") for n in numbers]
+    assert len(numbers) >= 2
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ([calls_of("a", "b"), result_of("a", "1"), result_of("x", "2")], 3),
+        ([calls_of("a", "b"), result_of("b", "2")], 2),
+        ([calls_of("a", "b", "c"), result_of("c", "3"), result_of("a", "1"), USER], 2),
+        ([calls_of("a", "b"), result_of("a", "1"), result_of("a", "1")], 3),
+        ([calls_of("a"), result_of("a", "1"), result_of(None, "2")], 3),
+        ([calls_of("a"), result_of("a", "1"), USER, result_of("a", "2")], 4),
+    ],
+)
+def test_t6_a_result_that_cannot_be_bound_is_refused_by_its_id(
+    messages: list[dict[str, Any]], place: int
+) -> None:
+    with pytest.raises(InputError) as refusal:
+        render([USER, *messages])
+    assert refusal.value.param == f"messages[{place}].tool_call_id"
+
+
+def test_t6_a_thousand_results_are_bound_at_once() -> None:
+    ids = [f"call_{i}" for i in range(2_000)]
+    normal = normalise([USER, calls_of(*ids), *(result_of(i, i) for i in reversed(ids))])
+    assert [m["content"] for m in normal[2:]] == [f"<{i}>" for i in ids]
+
+
+def test_t6_results_of_calls_that_the_client_has_forgotten_stay_where_they_stand() -> None:
+    text = text_of(
+        render([USER, result_of("x", "1"), {"role": "assistant", "content": "so"}, result_of("y", "2")])
+    )
+    assert text.index("<1>") < text.index("<2>")
+
+
+@pytest.mark.parametrize("template", [STRIPS_THOUGHTS, KEEPS_THOUGHTS, None])
+@pytest.mark.parametrize(
+    ("message", "tail", "opens", "begins"),
+    [
+        ({"content": "The sky"}, "The sky", False, True),
+        ({"content": "<think>\nI was"}, "<think>\nI was", True, False),
+        ({"content": "<think>\n"}, "<think>\n", True, False),
+        ({"content": "<think>why</think>"}, "</think>\n\n", False, True),
+        ({"content": "<think>why</think>\n\nSo"}, "</think>\n\nSo", False, True),
+        ({"content": "", "reasoning_content": "why"}, "<think>\nwhy", True, False),
+        ({"content": "So", "reasoning_content": "why"}, "</think>\n\nSo", False, True),
+    ],
+)
+def test_t5_a_prefill_is_continued_where_it_stands(
+    template: str | None, message: dict[str, str], tail: str, opens: bool, begins: bool
+) -> None:
+    prompt = render([USER, {"role": "assistant", **message}], template, continue_final=True)
+    assert text_of(prompt).endswith(tail)
+    assert (prompt.opens_thought, prompt.begins_content) == (opens, begins)
+
+
+@pytest.mark.parametrize("template", [STRIPS_THOUGHTS, KEEPS_THOUGHTS, None])
+def test_t5_without_thinking_the_content_begins_at_once(template: str | None) -> None:
+    prompt = render([USER], template, template_kwargs={"enable_thinking": False})
+    assert prompt.begins_content
+    assert not render([USER], template).begins_content
+    assert not render([USER], DATED).begins_content  # such a model may open a thought itself
 
 
 def test_a08_arguments_are_rendered_in_the_order_in_which_they_were_sent() -> None:
