@@ -12,11 +12,13 @@ from server.http.dialect import Dialect
 from server.http.gateway import Gateway
 from server.http.intake import Arrival, arrives, authenticate
 from server.http.openapi import errors, streams, takes
+from server.openai import tokens
 from server.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
 from server.openai.completions import CompletionEncoder, compose_completion
 from server.openai.decoder import compose_chat
 from server.openai.encoder import ChatEncoder
 from server.openai.schema import ChatRequest, CompletionRequest
+from server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from server.turn.served import Served
 
 ChatArrival = Annotated[Arrival, arrives("chatcmpl-")]
@@ -117,4 +119,7 @@ def _model_body(served: Served, name: str) -> ModelBody:
     )
 
 
-OPENAI = Dialect(routers=(router,), bodies=(ChatRequest, CompletionRequest))
+OPENAI = Dialect(
+    routers=(router, tokens.router),
+    bodies=(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
+)

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Depends
+from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
 from model.errors import InputError
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, authenticate
 from server.http.openapi import errors, takes
-from server.http.schema import parse
-from server.native.tokens_schema import DetokenizeRequest, TokenizeRequest
+from server.http.schema import Schema, parse
+from server.openai.messages import Message, Tool
 from server.turn.served import Served
+
+
+class TokenizeRequest(Schema):
+    """A text, or a conversation as the model would read it. In a text, control strings are control tokens."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+
+
+class DetokenizeRequest(Schema):
+    """Token ids."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
 
 
 class TokensBody(TypedDict):
