@@ -5,9 +5,12 @@
     CrossturnError
     └── HttpError
         ├── AuthenticationError   401
+        ├── ForbiddenError        403
         ├── NotFoundError         404
+        ├── LateBodyError         408
         ├── BodyTooLargeError     413
         ├── MediaTypeError        415
+        ├── HeadTooLargeError     431
         ├── EngineFaultError      500
         └── UnavailableError      503, with Retry-After
             └── RateLimitError    429
@@ -72,6 +75,24 @@ class AuthenticationError(HttpError):
         return {"WWW-Authenticate": "Bearer"}
 
 
+class ForbiddenError(HttpError):
+    """It may not be done here, or not by this key."""
+
+    status = 403
+    type = "invalid_request_error"
+
+
+class LateBodyError(HttpError):
+    """The body did not arrive in time; the connection closes, as its rest may still come."""
+
+    status = 408
+    type = "invalid_request_error"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Connection": "close"}
+
+
 class NotFoundError(HttpError):
     """The model or slot that was named is not here."""
 
@@ -94,6 +115,13 @@ class MediaTypeError(HttpError):
     """The body is not declared to be JSON."""
 
     status = 415
+    type = "invalid_request_error"
+
+
+class HeadTooLargeError(HttpError):
+    """The request's headers are longer than the server reads."""
+
+    status = 431
     type = "invalid_request_error"
 
 

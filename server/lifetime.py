@@ -13,9 +13,12 @@ from types import FrameType
 import uvicorn
 
 from server.http.app import create_app
+from server.http.connection import connection_within
+from server.http.gate import MAX_HEAD_BYTES
 from server.http.gateway import Gateway
 from server.signals import SignalWatch
 
+_LAST_WORDS_S = 0.5
 _KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they do not write into one that just closed."""
 
@@ -23,8 +26,8 @@ _KEEP_ALIVE_S = 75
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that exits with 0 after a signal.
 
-    The first signal closes the listener and drains the gateway; the second ends the running requests at
-    once; the third waits for nobody.
+    The first signal makes ``/ready`` say that the server leaves; after a delay the listener closes and the
+    gateway drains. A second signal ends everything at once.
 
     Args:
         watch: takes the signals.
@@ -58,10 +61,21 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         self._n_signals += 1
+        self._gateway.is_leaving = True
+        if self._n_signals == 1:
+            delay = self._gateway.settings.unready_seconds
+            asyncio.get_running_loop().call_later(delay, self._leave)
+            return
         self.should_exit = True
-        if self._n_signals == 2:
-            self._gateway.end_runs()
-        self.force_exit = self._n_signals > 2
+        self._gateway.end_runs()
+        # Streams get a moment to tell why they end.
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._go)
+
+    def _leave(self) -> None:
+        self.should_exit = True
+
+    def _go(self) -> None:
+        self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -77,9 +91,12 @@ class DrainingServer(uvicorn.Server):
 def serve_http(
     gateway: Gateway, listener: socket.socket, watch: SignalWatch, on_ready: Callable[[], None]
 ) -> None:
-    """Serve ``gateway`` on ``listener`` until SIGINT or SIGTERM."""
+    """Serve ``gateway`` on ``listener`` until SIGINT, SIGTERM or SIGHUP."""
     config = uvicorn.Config(
         create_app(gateway),
+        http=connection_within(gateway.settings.receive_seconds),
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from cache.planner import SlotKey
 from server.events import Event, Failed, Finished, Planned, PlanReport, Progress
 
 requests_log = logging.getLogger("crossturn.requests")
+
+current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
+"""The id of the request that is being served where a line is logged."""
 
 
 def set_up(level: str) -> None:

@@ -7,6 +7,7 @@ section, and is handed the whole :class:`Settings`, which is all of them.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -183,15 +184,32 @@ class HttpSettings(Section):
     api_key_file: File | None = Field(
         None, description="a file of further keys: on each line a name and the key's SHA-256"
     )
+    allowed_hosts: Names = Field(
+        (),
+        validation_alias=AliasChoices("allowed_hosts", "allowed_host"),
+        description="a name, besides localhost and addresses, by which a server without keys may be called; "
+        "repeatable, * for any",
+    )
     cors_origins: Names = Field(
-        ("*",),
+        (),
         validation_alias=AliasChoices("cors_origins", "cors_origin"),
-        description="a browser origin that may call; repeatable",
+        description="an origin whose pages may call, besides those on this machine; repeatable, * for any",
+    )
+    server_name: str = Field(
+        default_factory=socket.gethostname,
+        pattern=r"^[\x21-\x7e]{1,128}$",
+        description="told in the header X-Served-By of every response (default: the machine's name)",
     )
     reasoning_field: ReasoningField = Field("reasoning_content", description="where thoughts are sent")
     max_body: Size = Field(ByteSize(32 * 1024**2), description="longest request body")
+    receive_seconds: Seconds = Field(
+        60.0, description="how long the head of a request, and then its body, may take to arrive"
+    )
     keep_alive_seconds: Seconds = Field(5.0, description="a stream is silent at most that long")
     stall_seconds: Seconds = Field(300.0, description="give up on a request when nothing moves for so long")
+    unready_seconds: SecondsOrNone = Field(
+        0.0, description="at the end /ready says 503 for so long before no more requests are taken"
+    )
     drain_seconds: SecondsOrNone = Field(5.0, description="how long running requests may finish at the end")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="of the log on stderr"

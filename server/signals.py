@@ -1,7 +1,7 @@
-"""Takes SIGINT and SIGTERM, whatever the process is busy with.
+"""Takes SIGINT, SIGTERM and SIGHUP, whatever the process is busy with.
 
 MLX compiles kernels through ``system()``, which has SIGINT ignored as long as the compiler runs: a Ctrl-C
-meanwhile would be lost. A blocked signal is not lost but waits, so both are blocked, in every thread, and one
+meanwhile would be lost. A blocked signal is not lost but waits, so all are blocked, in every thread, and one
 thread waits for them.
 """
 
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 Handler = Callable[[signal.Signals], None]
 

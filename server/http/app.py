@@ -6,9 +6,11 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from server.anthropic.dialect import ANTHROPIC
 from server.http.failures import Failures
+from server.http.gate import Gate
 from server.http.gateway import Gateway
 from server.http.openapi import document
 from server.native import health
@@ -21,6 +23,9 @@ from server.responses.dialect import RESPONSES
 DIALECTS = (ANTHROPIC, OPENAI, RESPONSES, NATIVE)
 """All rooms of endpoints that are served; of two that have the same path, the first is asked first."""
 
+ON_THIS_MACHINE = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?"
+"""Origins of pages that this machine serves itself."""
+
 
 def create_app(gateway: Gateway) -> FastAPI:
     """The ASGI application over ``gateway``."""
@@ -30,21 +35,25 @@ def create_app(gateway: Gateway) -> FastAPI:
         summary="OpenAI-compatible chat over Qwen3.5 hybrid models that never reads a conversation twice",
     )
     app.state.gateway = gateway
-    Failures(DIALECTS).install(app)
+    page = read_page()
+    routers = [router(gateway) for dialect in DIALECTS for router in dialect.routers]
+    routers += [health.router(gateway, page), page_files(page)]
+    paths = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
+    failures = Failures(DIALECTS, paths)
+    failures.install(app)
+    app.add_middleware(Gate, gateway=gateway, failures=failures)
     # Preflights carry no key: the middleware answers them before any route asks for one.
     app.add_middleware(
         CORSMiddleware,
         allow_origins=gateway.settings.cors_origins,
+        allow_origin_regex=ON_THIS_MACHINE,
         allow_methods=["*"],
         allow_headers=["*"],
+        allow_private_network=True,
         expose_headers=["*"],
         max_age=3600,
     )
-    for dialect in DIALECTS:
-        for router in dialect.routers:
-            app.include_router(router(gateway))
-    page = read_page()
-    app.include_router(health.router(gateway, page))
-    app.include_router(page_files(page))
+    for router in routers:
+        app.include_router(router)
     document(app, [body for dialect in DIALECTS for body in dialect.bodies])
     return app

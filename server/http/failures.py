@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Match
 from model.errors import InputError
 from server.errors import HttpError, NotFoundError, error_body, error_headers, error_status
 from server.http.dialect import Dialect
+from server.http.schema import shortened
 
 log = logging.getLogger("crossturn.errors")
 
@@ -23,10 +24,12 @@ class Failures:
 
     Args:
         dialects: the first of them that the client speaks gives the shape; OpenAI's is everybody else's.
+        paths: where there is something.
     """
 
-    def __init__(self, dialects: Sequence[Dialect]) -> None:
+    def __init__(self, dialects: Sequence[Dialect], paths: Iterable[str] = ()) -> None:
         self._dialects = dialects
+        self._paths = sorted(path for path in paths if "{" not in path)
 
     def install(self, app: FastAPI) -> None:
         """Make ``app`` answer every error this way, those of the framework included."""
@@ -34,8 +37,6 @@ class Failures:
         app.add_exception_handler(HttpError, self._answer)
         app.add_exception_handler(HTTPException, self._answer_http)
         app.add_exception_handler(RequestValidationError, self._answer_validation)
-        # Faults of our own are answered here and raised on, to uvicorn, which logs them.
-        app.add_exception_handler(Exception, self._answer)
 
     def response(self, request: Request, error: Exception) -> JSONResponse:
         """``error`` as a whole response."""
@@ -67,11 +68,27 @@ class Failures:
 
     async def _answer_http(self, request: Request, error: Exception) -> JSONResponse:
         if error_status(error) == 404:  # of the framework: no route is there
-            error = NotFoundError(f"There is no {request.method} {request.url.path} on this server.")
+            error = NotFoundError(self._where_else(request))
         response = await self._answer(request, error)
         if response.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods_at(request))
         return response
+
+    def _where_else(self, request: Request) -> str:
+        """That nothing is at the path of ``request``, and where what it means may be."""
+        path = request.url.path.rstrip("/")
+        told = f"There is no {request.method} {shortened(request.url.path)} on this server."
+        if path.startswith("/api/"):
+            return f"{told} It does not speak Ollama's protocol but OpenAI's: the base URL ends in /v1."
+        meant = [other for other in self._paths if path and path != other and _is_tail(path, other)]
+        return f"{told} " + (
+            f"Do you mean {meant[-1]}?" if meant else "The API is below /v1; /docs lists it."
+        )
+
+
+def _is_tail(path: str, other: str) -> bool:
+    """Whether one of the two paths is the other behind a prefix: a ``/v1`` too few or too many."""
+    return other.endswith(path) or (path.endswith(other) and other.startswith("/v1/"))
 
 
 def _methods_at(request: Request) -> list[str]:
@@ -79,6 +96,6 @@ def _methods_at(request: Request) -> list[str]:
     routes: list[BaseRoute] = request.app.routes
     return [
         method
-        for method in ("GET", "HEAD", "POST", "DELETE")
-        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+        for method, asked in (("GET", "GET"), ("HEAD", "GET"), ("POST", "POST"), ("DELETE", "DELETE"))
+        if any(route.matches({**request.scope, "method": asked})[0] is Match.FULL for route in routes)
     ]

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from server.client import EngineClient
 from server.errors import UnavailableError
 from server.events import Failed
 from server.http.answer import Answer, ReplyEncoder
+from server.http.arrivals import Arrivals
 from server.http.keys import Keys
 from server.http.metrics import Metrics
 from server.http.run import Courier, Run
@@ -29,6 +31,9 @@ from server.turn.reply import Reply
 from server.turn.served import Served
 
 log = logging.getLogger("crossturn.gateway")
+
+_BODIES_AT_ONCE = 8
+"""So many bodies of the greatest size may be received at a time."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +50,10 @@ class Gateway:
         keys: who may ask.
         clock: seconds, monotonic.
         on_close: what rooms have to do at the end.
+
+    Attributes:
+        arrivals: the bodies on their way in.
+        is_leaving: the server is about to stop, or stops; it is still serving until it drains.
     """
 
     engine: EngineClient
@@ -55,6 +64,8 @@ class Gateway:
     on_close: list[Callable[[], None]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     timeline: Timeline = field(default_factory=Timeline)
+    arrivals: Arrivals = field(init=False)
+    is_leaving: bool = False
     _live: set[Run] = field(default_factory=set)
     _reading_ahead: set[asyncio.Future[None]] = field(default_factory=set)
     _is_draining: bool = False
@@ -62,9 +73,15 @@ class Gateway:
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="render")
     )
 
+    def __post_init__(self) -> None:
+        self.arrivals = Arrivals(_BODIES_AT_ONCE * self.settings.max_body)
+
     async def on_worker(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` on the one thread that parses and renders, so that the loop stays free."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, lambda: fn(*args, **kwargs))
+        context = copy_context()  # what is logged there belongs to the request too
+        return await asyncio.get_running_loop().run_in_executor(
+            self._worker, lambda: context.run(fn, *args, **kwargs)
+        )
 
     def later_on_worker(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Have that thread run ``fn`` before whatever it is handed from now on; nobody waits for it."""
@@ -146,7 +163,8 @@ class Gateway:
 
     async def drain(self) -> None:
         """Take no more requests; let those that run finish within the settings' time, then end them."""
-        self._is_draining = True
+        self.is_leaving = self._is_draining = True
+        self.arrivals.stop()
         if self._live:
             ends = [asyncio.ensure_future(run.ended.wait()) for run in self._live]
             await asyncio.wait(ends, timeout=self.settings.drain_seconds)

@@ -12,7 +12,9 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from server.errors import BodyTooLargeError, MediaTypeError
+from server.http.arrivals import Arriving
 from server.http.gateway import Gateway
+from server.log import current_request
 
 _DISCARD_FACTOR = 4
 """A body up to so many times the limit is read to its end before it is refused: a client that is still
@@ -48,6 +50,8 @@ async def read_json_body(request: Request) -> bytes:
     Raises:
         MediaTypeError: its content type is not JSON.
         BodyTooLargeError: it is longer than the server takes, declared or not.
+        LateBodyError: it does not arrive in time.
+        UnavailableError: the server is about to stop, or others' bodies take the memory there is for them.
     """
     gateway: Gateway = request.app.state.gateway
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -55,15 +59,17 @@ async def read_json_body(request: Request) -> bytes:
         raise MediaTypeError(
             f"The content type is '{media_type or 'not given'}'; send 'Content-Type: application/json'."
         )
-    return await _read(request, gateway.settings.max_body)
+    async with gateway.arrivals.one(gateway.settings.receive_seconds) as arriving:
+        return await _read(request, gateway.settings.max_body, arriving)
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, arriving: Arriving) -> bytes:
     chunks: list[bytes] = []
     n_bytes = 0
     async for chunk in request.stream():
         n_bytes += len(chunk)
         if n_bytes <= limit:
+            arriving.hold(len(chunk))
             chunks.append(chunk)
         elif n_bytes > limit * _DISCARD_FACTOR:
             break
@@ -108,8 +114,10 @@ def arrives(prefix: str) -> Any:
     """
 
     async def arrive(request: Request, tenant: Tenant, body: JsonBody) -> Arrival:
+        request.state.request_id = request_id = f"{prefix}{uuid.uuid4().hex}"
+        current_request.set(request_id)
         return Arrival(
-            id=f"{prefix}{uuid.uuid4().hex}",
+            id=request_id,
             created=int(time.time()),
             tenant=tenant,
             headers=request.headers,

@@ -1,4 +1,4 @@
-"""``GET /health``, ``/``, ``/v1`` and ``/version``: open to everybody."""
+"""``GET /health``, ``/ready``, ``/``, ``/v1`` and ``/version``: open to everybody."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ class HealthBody(TypedDict):
     status: Literal["ok", "stalled"]
     running: int
     waiting: int
+
+
+class ReadyBody(TypedDict):
+    """Whether requests should be sent here."""
+
+    status: Literal["ready", "stalled", "leaving"]
 
 
 class VersionBody(TypedDict):
@@ -55,17 +61,28 @@ def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
             status="stalled" if is_stalled else "ok", running=stats.n_running, waiting=stats.n_waiting
         )
 
+    @routes.get(
+        "/ready",
+        summary="Whether requests should be sent here",
+        responses={503: {"model": ReadyBody, "description": "It is about to stop, or does not move."}},
+    )
+    async def ready(response: Response) -> ReadyBody:
+        if gateway.is_leaving:
+            response.status_code = 503
+            return ReadyBody(status="leaving")
+        is_stalled = pulse.is_stalled(gateway.engine.stats())
+        response.status_code = 503 if is_stalled else 200
+        return ReadyBody(status="stalled" if is_stalled else "ready")
+
     @routes.get("/version", summary="The server's version")
     async def tell_version() -> VersionBody:
         return VersionBody(version=installed)
 
     @routes.get("/v1", summary="What this is")
-    @routes.head("/v1", include_in_schema=False)
     async def welcome() -> WelcomeBody:
         return WelcomeBody(name="crossturn", version=installed, documentation="/docs")
 
     @routes.get("/", summary="The page; for programs, what this is", response_model=WelcomeBody)
-    @routes.head("/", include_in_schema=False, response_model=WelcomeBody)
     async def front(request: Request) -> Response | WelcomeBody:
         return page["index.html"].answer(request) if wants_page(request) else await welcome()
 

@@ -92,6 +92,7 @@ def _add_models(routes: APIRouter, served: Served) -> None:
         dependencies=needs_key,
         responses=errors(401),
     )
+    @routes.get("/v1/models/", include_in_schema=False, dependencies=needs_key)
     async def list_models() -> ModelList:
         return ModelList(object="list", data=[_model_body(served, name) for name in served.listed])
 

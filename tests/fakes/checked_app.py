@@ -126,6 +126,7 @@ OPENAI = Checks(
             "/v1/chat/completions": openai_types.check_chat,
             "/v1/completions": openai_types.check_completion,
             "/v1/models": openai_types.check_models,
+            "/v1/models/": openai_types.check_models,
         },
         {"/v1/models/": openai_types.check_model},
     ),

@@ -24,6 +24,7 @@ from server.engine.assembly import EngineOptions
 from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.app import create_app
+from server.http.connection import connection_within
 from server.http.gateway import Gateway
 from server.http.keys import Keys
 from server.listen import listen, url_of
@@ -129,7 +130,13 @@ def live(
     engine = engine or FakeEngine()
     gateway = Gateway(engine, served or fake_served(), settings, Keys.of(settings))
     app = CheckedApp(create_app(gateway))
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=connection_within(settings.receive_seconds),
+    )
     server = _Server(config)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

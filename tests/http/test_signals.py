@@ -46,7 +46,7 @@ def run(script: str, act: str, number: signal.Signals) -> subprocess.CompletedPr
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("act", [COMPILES, IDLES])
 def test_no_signal_is_lost(act: str, number: signal.Signals) -> None:
     ended = run(WATCH, act, number)
@@ -55,7 +55,7 @@ def test_no_signal_is_lost(act: str, number: signal.Signals) -> None:
     assert ended.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("act", [COMPILES, IDLES])
 def test_a_signal_before_the_server_is_ready_ends_it_at_once(act: str, number: signal.Signals) -> None:
     ended = run(END, act, number)
