@@ -81,9 +81,8 @@ class Failures:
         if path.startswith("/api/"):
             return f"{told} It does not speak Ollama's protocol but OpenAI's: the base URL ends in /v1."
         meant = [other for other in self._paths if path and path != other and _is_tail(path, other)]
-        return f"{told} " + (
-            f"Do you mean {meant[-1]}?" if meant else "The API is below /v1; /docs lists it."
-        )
+        hint = f"Do you mean {meant[-1]}?" if meant else "The API is below /v1; /docs lists it."
+        return f"{told} {hint}"
 
 
 def _is_tail(path: str, other: str) -> bool:

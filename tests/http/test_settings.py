@@ -160,8 +160,11 @@ def test_l7_a_tilde_is_the_home_folder_in_every_path_option(
     known = home.startswith("~/")
     assert read(f"--cache-dir={home}").cache_dir == (tmp_path / "x" if known else Path(home))
     paths = [name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)]
-    assert sorted(paths) == ["adapter_path", "cache_dir"]
+    assert sorted(paths) == ["adapter_path", "api_key_file", "cache_dir", "preload"]
     if known:
+        (tmp_path / "x" / "file").touch()
+        assert read("--api-key-file=~/x/file").api_key_file == tmp_path / "x" / "file"
+        assert read("--preload=~/x/file").preload == (tmp_path / "x" / "file",)
         assert read("--adapter-path=~/x").adapter_path == tmp_path / "x"
         (tmp_path / "x" / "config.json").write_text("{}")
         assert resolve(read("--model=~/x").model) == tmp_path / "x"
