@@ -83,6 +83,7 @@ class ChatFormat:
     def __init__(self, tokenizer: TextTokenizer, memo_budget_bytes: int = MEMO_BUDGET_BYTES) -> None:
         if tokenizer.chat_template is None:
             raise CheckpointError("the checkpoint has no chat template")
+        self._tokenizer = tokenizer
         self._controls = tuple(tokenizer.controls)
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
         self._encoder = BlockEncoder(tokenizer, memo_budget_bytes)
@@ -157,6 +158,10 @@ class ChatFormat:
         return prepare(self._template, self._controls, messages, tools, kwargs or {})
 
     def _blocks(self, conversation: Conversation, text: str, max_tokens: int | None = None) -> Blocks:
+        if max_tokens is not None and len(text) > max_tokens:
+            n_tokens = self._tokenizer.min_tokens(text)
+            if n_tokens > max_tokens:
+                raise PromptTooLongError(n_tokens, max_tokens, is_exact=False)
         texts = blocks_of(text)
         try:
             limit = None if max_tokens is None else PATIENCE * max_tokens

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,35 @@ class TextTokenizer:
         """Ids [n] of ``text`` as nothing but text: it holds no control id, whatever was typed."""
         return _ids(self._without_controls, text)
 
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that ``text`` has at least, told without encoding it: 2 ms for a megabyte.
+
+        No token has more digits, or lower-case letters, and so on, than the one that has most of them.
+        """
+        counts = np.zeros(256, dtype=np.int64)
+        for start in range(0, len(text), COUNTED_CHARS):
+            data = well_formed(text[start : start + COUNTED_CHARS]).encode("utf-8", "replace")
+            counts += np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
+        # Normalising may join a letter with the accent behind it, so that ASCII counts for less.
+        n_others = int(counts[128:].sum())
+        bounds = [
+            -(-(int(counts[group].sum()) - n_others) // most)
+            for group, most in zip(BYTE_GROUPS, self._most_in_a_token, strict=True)
+            if most
+        ]
+        return max(0, *bounds)
+
+    @cached_property
+    def _most_in_a_token(self) -> list[int]:
+        """How many bytes of each of :data:`BYTE_GROUPS` a single token has at most; 0 for one that may
+        vanish, as white space does beside control tokens that strip it."""
+        most = []
+        for group in BYTE_GROUPS:
+            members = bytes(group.tolist())
+            counts = (len(data) - len(data.translate(None, members)) for data in self._bytes)
+            most.append(0 if self._strips and b" " in members else max(counts, default=0))
+        return most
+
     def split(self, text: str) -> list[str]:
         """``text`` cut at control strings: plain text at even indices, control strings at odd ones."""
         segments = self._control_pattern.split(text) if self._control_pattern else [text]
@@ -147,6 +177,13 @@ class TextTokenizer:
         return segments
 
 
+COUNTED_CHARS = 2**20
+BYTE_GROUPS = tuple(
+    np.array([byte for byte in range(128) if belongs(chr(byte))])
+    for belongs in (str.isdigit, str.islower, str.isupper, lambda char: not char.isalnum())
+)
+"""ASCII in groups that tokens do not mix as they like."""
+
 SHOWN_CONTROLS = frozenset(
     {"<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"}
 )
@@ -154,7 +191,9 @@ SHOWN_CONTROLS = frozenset(
 
 
 def _ids(encoder: Tokenizer, text: str) -> NDArray[np.uint32]:
-    return np.array(encoder.encode(well_formed(text), add_special_tokens=False).ids, dtype=np.uint32)
+    # A batch of one, because that lets other threads run meanwhile; without offsets it is also faster.
+    (encoding,) = encoder.encode_batch_fast([well_formed(text)], add_special_tokens=False)
+    return np.array(encoding.ids, dtype=np.uint32)
 
 
 def _parse_definition(definition: str) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _prompts(request: CompletionRequest, served: Served) -> list[NDArray[np.uint
 
 def _ids(prompt: object, served: Served, where: str) -> NDArray[np.uint32]:
     if isinstance(prompt, str):
-        ids = served.tokens.encode(prompt)
+        ids = served.encode(prompt, param=where)
     else:
         ids = np.array(prompt, dtype=np.int64)
         if ids.max() >= served.info.vocab_size:

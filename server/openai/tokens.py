@@ -48,6 +48,10 @@ class TextBody(TypedDict):
     prompt: str
 
 
+N_CONTEXTS = 4
+"""How many times the context a text may have that is only counted."""
+
+
 def router(gateway: Gateway) -> APIRouter:
     """The endpoints that only need the tokenizer."""
     routes = APIRouter(
@@ -75,12 +79,13 @@ def _tokens(request: TokenizeRequest, served: Served) -> TokensBody:
     if request.messages is None:
         if request.tools or request.chat_template_kwargs:
             raise InputError("'tools' and 'chat_template_kwargs' belong to 'messages'.", param="messages")
-        ids = served.tokens.encode(request.prompt or "")
+        ids = served.encode(request.prompt or "", param="prompt", n_contexts=N_CONTEXTS)
     else:
         ids = served.chat.render(
             [message.model_dump(exclude_none=True) for message in request.messages],
             tools=[tool.model_dump(exclude_none=True) for tool in request.tools or ()] or None,
             template_kwargs=request.chat_template_kwargs or {},
+            max_tokens=N_CONTEXTS * served.info.context_length,
         ).ids
     return TokensBody(tokens=ids.tolist(), count=len(ids), max_model_len=served.info.context_length)
 

@@ -22,6 +22,10 @@ RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final
 """Variables of the template that a turn sets by its own attributes only."""
 
 
+N_COUNTED_CONTEXTS = 4
+"""How many times the context a prompt may fill that is only counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What a prompt is rendered from.
@@ -100,13 +104,14 @@ def _conversation(turn: Turn, use: ToolUse, thinking: ThinkingPlan) -> Conversat
 
 
 def render(conversation: Conversation, served: Served, *, is_limited: bool = True) -> RenderedPrompt:
-    """The prompt; one that is longer than the context is refused where it ``is_limited``."""
+    """The prompt; one that is longer than the context is refused where it ``is_limited``, and one that is far
+    longer always."""
     return served.chat.render(
         conversation.messages,
         tools=conversation.tools,
         template_kwargs=conversation.template_kwargs,
         continue_final=conversation.continues,
-        max_tokens=served.info.context_length if is_limited else None,
+        max_tokens=served.info.context_length * (1 if is_limited else N_COUNTED_CONTEXTS),
     )
 
 

@@ -62,6 +62,10 @@ class TokenTable(Protocol):
         """Ids of ``text``, uint32 [n]; control strings in it become control tokens."""
         ...
 
+    def min_tokens(self, text: str) -> int:
+        """How many ids ``text`` has at least, told without encoding it."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``; what is no whole character becomes U+FFFD."""
         ...
@@ -141,6 +145,22 @@ class Served:
 
     def _answers_to(self, name: str) -> bool:
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+    def encode(self, text: str, *, param: str, n_contexts: int = 1) -> NDArray[np.uint32]:
+        """The ids of a plain prompt, uint32 [n]; one that cannot fit is refused before it is encoded.
+
+        Args:
+            param: the field that holds it.
+            n_contexts: how many times the context it may fill.
+
+        Raises:
+            PromptTooLongError: it has certainly more tokens than that.
+        """
+        limit = self.info.context_length * n_contexts
+        n_tokens = self.tokens.min_tokens(text) if len(text) > limit else 0
+        if n_tokens > limit:
+            raise PromptTooLongError(n_tokens, limit, is_exact=False, param=param)
+        return self.tokens.encode(text)
 
     def room_for(self, n_prompt: int, n_wanted: int | None, *, param: str = "messages") -> int:
         """How many reply tokens a prompt of ``n_prompt`` may have: ``n_wanted``, or what fits if less.

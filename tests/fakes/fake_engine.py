@@ -182,6 +182,9 @@ class FakeTokens:
     def encode(self, text: str) -> NDArray[np.uint32]:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
 
+    def min_tokens(self, text: str) -> int:
+        return len(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import CheckpointError, InputError
+from model.errors import CheckpointError, InputError, PromptTooLongError
 from model.text.chat import ChatFormat, RenderedPrompt
 from model.text.guard import STAND_INS
 from model.text.messages import normalise
@@ -190,6 +190,13 @@ def test_results_stand_in_the_order_of_their_calls(order: tuple[int, ...]) -> No
     text = text_of(render([USER, {"role": "assistant", "tool_calls": calls}, *results]))
     places = [text.index(f"result {i}") for i in range(3)]
     assert places == sorted(places)
+
+
+def test_x6_what_cannot_fit_is_refused_before_anything_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = chat_with()
+    monkeypatch.setattr(TextTokenizer, "encode_text", None)
+    with pytest.raises(PromptTooLongError, match="at least"):
+        chat.render([{"role": "user", "content": "4711" * 5_000}], max_tokens=4_096)
 
 
 def calls_of(*ids: str | None) -> dict[str, Any]:

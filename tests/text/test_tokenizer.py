@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import json
+import random
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -209,6 +212,45 @@ def test_the_memo_keeps_nothing_larger_than_itself() -> None:
 
 def _hundred_ids(_: str) -> NDArray[np.uint32]:
     return np.zeros(100, dtype=np.uint32)
+
+
+@given(st.text(max_size=60))
+def test_x6_a_batch_of_one_has_the_ids_of_the_text(text: str) -> None:
+    text = text.encode(errors="replace").decode()
+    assert (
+        tokenizer_with().encode(text).tolist() == plain_tokenizer().encode(text, add_special_tokens=False).ids
+    )
+
+
+def test_x6_other_threads_run_while_a_long_text_is_encoded() -> None:
+    text = base64.b64encode(random.Random(3).randbytes(200_000)).decode()
+    done, n_ticks = threading.Event(), 0
+
+    def encode() -> None:
+        tokenizer_with().encode_text(text)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        n_ticks += 1
+    thread.join()
+    assert n_ticks > 10
+
+
+@given(
+    st.text(max_size=80)
+    | st.text("e\u0301a\u0308o1 ", max_size=80)
+    | st.lists(st.sampled_from(["<|im_start|>", "the ", "  ", "1", "A", "e\u0301"]), max_size=40).map("".join)
+)
+def test_x6_no_text_has_fewer_tokens_than_the_bound(text: str) -> None:
+    assert tokenizer_with().min_tokens(text) <= len(tokenizer_with().encode(text))
+
+
+def test_x6_the_bound_tells_of_base64_and_of_prose_that_they_cannot_fit() -> None:
+    encoded = base64.b64encode(random.Random(3).randbytes(30_000)).decode()
+    assert tokenizer_with().min_tokens(encoded) > len(encoded) // 8
+    assert tokenizer_with().min_tokens("the quick brown fox " * 1_000) > 500
 
 
 def _normalised(text: str) -> str:
