@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -134,6 +135,14 @@ class Sampler:
         self._n_accepted += 1
         if self._counts is not None and token is not None:
             self._counts = self._counts.at[token].add(1.0)
+
+    def ahead(self, token_ids: Sequence[int]) -> Sampler:
+        """The sampler of the token after ``token_ids``, should the reply grow by those."""
+        later = copy(self)
+        later._n_accepted += len(token_ids)
+        if later._counts is not None and token_ids:
+            later._counts = later._counts.at[mx.array(list(token_ids))].add(1.0)
+        return later
 
     def draw(self) -> float:
         """The number in [0, 1) of the next token; it depends on the token's place in the reply alone."""

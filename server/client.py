@@ -50,6 +50,8 @@ class EngineStats:
         n_prefilled_tokens, n_read_ahead_tokens: all tokens read, and those of them
             that were read between turns.
         n_generated_tokens: of all replies since the start.
+        n_drafted_tokens, n_accepted_tokens: of the replies that are over, tokens guessed ahead, and those of
+            them that came true.
         is_alive: the engine's thread runs.
     """
 
@@ -61,6 +63,8 @@ class EngineStats:
     n_prefilled_tokens: int = 0
     n_read_ahead_tokens: int = 0
     n_generated_tokens: int = 0
+    n_drafted_tokens: int = 0
+    n_accepted_tokens: int = 0
     is_alive: bool = True
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cache.planner import SlotKey
+from cache.planner import SlotKey, TokenIds
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
 from model.text.deltas import Delta
@@ -50,6 +50,8 @@ class GenerationRequest:
         slot: the session's private memory, of its tenant.
         prompt: ids and boundaries, see :class:`model.text.chat.RenderedPrompt`.
         max_tokens: reply tokens at most, already clamped to what the context leaves.
+        prediction: uint32 [n], text that the reply may turn out to be, in whole or in parts; it may be
+            written faster for that, and is the same.
         tells_prefill: whether :class:`Prefilling` is told while the prompt is read.
         top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
     """
@@ -63,6 +65,7 @@ class GenerationRequest:
     n_replies: int = 1
     top_logprobs: int | None = None
     tells_prefill: bool = False
+    prediction: TokenIds | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,8 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Reply ``index`` is complete; ``n_tokens`` counts its ``token_ids``, the stop token included.
-    ``stop`` is the stop string that ended it, if one did."""
+    ``stop`` is the stop string that ended it, if one did. Of ``n_drafted`` tokens that were guessed
+    ahead ``n_accepted`` came true and are part of it."""
 
     index: int
     reason: FinishReason
@@ -165,6 +169,8 @@ class Finished:
     n_reasoning_tokens: int
     token_ids: tuple[int, ...] = field(default=(), repr=False)
     stop: str | None = None
+    n_drafted: int = field(default=0, compare=False)
+    n_accepted: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from model.codec import StateCodec  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.text.tokenizer import TextTokenizer  # noqa: E402
 from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
+from server.engine.drafting import Drafting  # noqa: E402
 from server.engine.loop import EngineLoop  # noqa: E402
 from server.engine.options import LoopOptions  # noqa: E402
 from tests.fakes import tiny  # noqa: E402
@@ -77,6 +78,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
         forward: Forward = tiny_forward,
         cache_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting | None = None,
     ) -> EngineLoop:
         known = metadata(forward, tokenizer, forward.config.max_context)
         disk = EngineOptions(model_path=DEMO, cache_dir=cache_dir)
@@ -97,6 +99,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
             stop_ids=stop_ids,
             options=options or LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, checks_store=True),
             clock=clock,
+            drafting=drafting,
         )
 
     return make

@@ -1,28 +1,42 @@
-"""The replies that are being written together: one token for each of them at every step.
+"""The replies that are being written together: a token for each of them at every step, or several.
 
-The order inside a step is what makes it fast. The model's next pass is launched with the tokens
+The order inside a plain step is what makes it fast. The model's next pass is launched with the tokens
 just sampled, still unread, and only then are those tokens synced, parsed and emitted: text is handled
 while the device computes. So when a reply turns out to be over, its last token has been fed: the
 state of a finished reply stands for all of its tokens, the stop token included.
+
+Where drafts promise more, a round feeds to each reply the token just sampled and what is guessed to come
+after it. What a reply would have written without the guess stays, with its state; the rest is as if it had
+never been fed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import cast
+from typing import TypeVar, cast
 
 import mlx.core as mx
+import numpy as np
 
 from cache.boundaries import due_while_decoding
 from model.batch import DecodeBatch
 from model.forward import Forward
-from model.logprobs import Logprobs, logprobs_of
-from model.sampling import Swap, sample_rows
+from model.logprobs import Logprobs
 from model.state import Checkpoint, State
+from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
 from server.engine.outbox import Outbox
+from server.engine.picking import Checked, check, logprobs_for, pick
 from server.engine.reply import Reply
 from server.events import TokenLogprob
+
+log = logging.getLogger("crossturn.engine")
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class _Row:
@@ -47,13 +61,24 @@ class Decoder:
         forward: the model.
         stop_ids: token ids that end a reply.
         outbox: is told which replies grow.
+        depth: decides how many tokens are drafted.
+        clock: seconds, monotonic.
 
     Attributes:
         replies: those that are being written, in the order of the batch's rows.
         has_grown: the last step may have taken more memory.
     """
 
-    def __init__(self, forward: Forward, stop_ids: frozenset[int], outbox: Outbox) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        stop_ids: frozenset[int],
+        outbox: Outbox,
+        depth: Depth | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._depth = depth or MeasuredDepth()
+        self._clock = clock
         self._outbox = outbox
         self._stop_ids = stop_ids
         self._forward = forward
@@ -74,11 +99,10 @@ class Decoder:
     def join(self, reply: Reply, logits: mx.array) -> None:
         """Begin writing ``reply`` from its prompt's last ``logits``, [V]. What raises changes nothing."""
         key = next(self._keys)
-        token = self._pick([reply], logits[None])[0]
+        token = pick([reply], logits[None])[0]
         if reply.fault is not None:
             raise reply.fault
-        if reply.request.top_logprobs is not None:
-            self._logprobs[key] = logprobs_of(logits, token, reply.request.top_logprobs)
+        self._note_logprobs(key, logprobs_for(reply, logits, token))
         token = token.reshape(1)
         if reply.has_stops:
             reply.keep_stop_state(reply.running.state.snapshot())
@@ -88,23 +112,16 @@ class Decoder:
         self._sampled = token if self._sampled is None else mx.concatenate([self._sampled, token])
 
     def step(self) -> list[Reply]:
-        """Feed the sampled tokens, sample the next ones, sync and emit the former.
+        """Feed the sampled tokens and what is guessed to follow, sample the next ones, sync and emit what
+        was fed.
 
         Returns:
             the replies that are over; they have left the batch with their states.
         """
-        assert self._sampled is not None
-        fed, fed_logprobs = self._sampled, self._logprobs
-        logits = self._batch.step(fed)  # [B, V]
-        self.has_grown = self._batch.has_grown
-        if self._are_constrained:
-            # A constraint must have seen the token just fed before it can judge the next one.
-            mx.async_eval(logits)  # type: ignore[no-untyped-call]
-            self._sync(fed, fed_logprobs)
-            self._sample(logits)
-        else:
-            self._sample(logits)
-            self._sync(fed, fed_logprobs)
+        began, n_replies = self._clock(), len(self.replies)
+        drafts = self._drafts()
+        size = self._advance() if drafts is None else self._verify(drafts)
+        self._depth.note(n_replies, size, self._clock() - began)
         return [self.leave(reply) for reply in self.replies if reply.is_over]
 
     def leave(self, reply: Reply) -> Reply:
@@ -136,51 +153,169 @@ class Decoder:
         self._regroup()
         return replies
 
-    def _sample(self, logits: mx.array) -> None:
-        sampled = self._pick(self.replies, logits)
-        self._sampled, self._logprobs = sampled, {}
-        if self._have_logprobs:
-            self._logprobs = {
-                key: logprobs_of(logits[row], sampled[row], reply.request.top_logprobs)
-                for row, (key, reply) in enumerate(self._replies.items())
-                if reply.request.top_logprobs is not None
-            }
-        mx.async_eval(sampled, *(array for item in self._logprobs.values() for array in item.arrays))  # type: ignore[no-untyped-call]
+    # -- a plain step -----------------------------------------------------------------------------
 
-    def _pick(self, replies: Sequence[Reply], logits: mx.array) -> mx.array:
-        """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]. Where one cannot
-        be picked, that reply fails."""
-        masks: list[mx.array | None] = [None] * len(replies)
-        swaps: list[Swap | None] = [None] * len(replies)
-        if any(reply.constraint is not None for reply in replies):
-            masks = [_mask(reply, logits.shape[1]) for reply in replies]
-            swaps = [None if reply.is_over else reply.swap for reply in replies]
-        samplers = [reply.sampler for reply in replies]
-        try:
-            return sample_rows(samplers, logits, masks, swaps)
-        except Exception:
-            return mx.concatenate(
-                [
-                    _pick_alone(reply, row, mask, swap)
-                    for reply, row, mask, swap in zip(
-                        replies, mx.split(logits, len(replies)), masks, swaps, strict=True
-                    )
-                ]
-            )
+    def _advance(self) -> int:
+        """Feed to each reply the token that was sampled; returns 1."""
+        assert self._sampled is not None
+        fed, fed_logprobs = self._sampled, self._logprobs
+        logits = self._batch.step(fed)  # [B, V]
+        self.has_grown = self._batch.has_grown
+        if self._are_constrained:
+            # A constraint must have seen the token just fed before it can judge the next one.
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            self._sync(fed, fed_logprobs)
+            self._sample(logits)
+        else:
+            self._sample(logits)
+            self._sync(fed, fed_logprobs)
+        return 1
+
+    def _sample(self, logits: mx.array) -> None:
+        self._sampled, self._logprobs = pick(self.replies, logits), {}
+        if self._have_logprobs:
+            for row, (key, reply) in enumerate(self._replies.items()):
+                self._note_logprobs(key, logprobs_for(reply, logits[row], self._sampled[row]))
+        arrays = [array for logprobs in self._logprobs.values() for array in logprobs.arrays]
+        mx.async_eval(self._sampled, *arrays)  # type: ignore[no-untyped-call]
+
+    def _note_logprobs(self, key: int, logprobs: Logprobs | None) -> None:
+        if logprobs is not None:
+            self._logprobs[key] = logprobs
 
     def _sync(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
         """Wait for the tokens that were fed, [B]; the replies grow by them."""
         tokens = cast(list[int], fed.tolist())
         for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
-            ids = reply.running.ids
-            self.has_grown |= ids.append(token)
-            try:
-                self._grow(reply, token, logprobs.get(key))
-            except BaseException as fault:  # of the text side: this reply's alone
-                reply.fail(fault)
-            if not reply.is_over:
-                self._keep_states(key, reply)
+            self._take(reply, token, logprobs.get(key))
+            self._keep_states(key, reply)
         self._outbox.end_step()
+
+    # -- a round with drafts ----------------------------------------------------------------------
+
+    def _drafts(self) -> list[list[int]] | None:
+        """What is guessed to follow the sampled token of each reply; None where a plain step promises
+        more."""
+        for reply in self.replies:
+            _guarded(reply, Speculation.catch_up, reply.token_ids)
+        speculations = [s for reply in self.replies if (s := reply.speculation) is not None]
+        n_replies = len(self.replies)
+        if not speculations or not self._depth.may_pay(n_replies, speculations):
+            return self._no_drafts(speculations)
+        for token, reply in zip(self._sampled_ids(), self.replies, strict=True):
+            if reply.speculation is not None and reply.speculation.drafter.n_added == reply.n_tokens:
+                _guarded(reply, Speculation.foresee, token)
+        size = self._depth.choose(n_replies, speculations)
+        drafts = [self._draft(reply, size - 1) for reply in self.replies]
+        return drafts if any(drafts) else self._no_drafts(speculations)
+
+    def _sampled_ids(self) -> list[int]:
+        """The tokens that were sampled and not fed; waits for them."""
+        assert self._sampled is not None
+        return cast(list[int], self._sampled.tolist())
+
+    @staticmethod
+    def _no_drafts(speculations: Sequence[Speculation]) -> None:
+        for speculation in speculations:
+            speculation.n_plain += 1
+
+    @staticmethod
+    def _draft(reply: Reply, n_tokens: int) -> list[int]:
+        """A guess of ``n_tokens`` at most, and of no more than the reply may still have."""
+        n_tokens = min(n_tokens, reply.request.max_tokens - reply.n_tokens - 1)
+        return _guarded(reply, Speculation.guess, n_tokens) or [] if n_tokens > 0 else []
+
+    def _verify(self, drafts: Sequence[Sequence[int]]) -> int:
+        """Feed to each reply its sampled token and its draft, keep what comes true; returns the tokens fed to
+        each, padding included."""
+        first, fed_logprobs = self._sampled_ids(), self._logprobs
+        size = SIZES[bisect_left(SIZES, 1 + max(map(len, drafts)))]
+        tokens = np.zeros((len(first), size), np.uint32)
+        for row, (token, draft) in enumerate(zip(first, drafts, strict=True)):
+            tokens[row, : 1 + len(draft)] = [token, *draft]
+        logits = self._batch.extend(mx.array(tokens))  # [B, T, V]
+        self.has_grown, self._logprobs = True, {}
+        checked = self._check(drafts, logits)
+        n_kept, sampled = [], []
+        for row, (key, reply) in enumerate(self._replies.items()):
+            fed = [first[row], *drafts[row]]
+            if reply.constraint is None:
+                n, token, logprobs = self._accept(reply, fed, fed_logprobs.get(key), checked[key])
+            else:
+                n, token, logprobs = self._walk(reply, fed, fed_logprobs.get(key), logits[row])
+            n_kept.append(n)
+            sampled.append(token)
+            self._note_logprobs(key, logprobs)
+            if reply.speculation is not None:
+                reply.speculation.note(len(drafts[row]), n - 1)
+        self._batch.keep(n_kept)
+        self._sampled = mx.array(sampled, mx.uint32)
+        for key, reply in self._replies.items():
+            self._keep_states(key, reply)
+        self._outbox.end_step()
+        return size
+
+    def _check(self, drafts: Sequence[Sequence[int]], logits: mx.array) -> dict[int, Checked]:
+        """What becomes of the drafts of the replies without constraint, by batch key. Where they cannot be
+        checked together, none comes true."""
+        rows = [row for row, reply in enumerate(self.replies) if reply.constraint is None]
+        if not rows:
+            return {}
+        keys, replies = tuple(self._replies), [self.replies[row] for row in rows]
+        of_free = logits if len(rows) == len(self.replies) else logits[mx.array(rows)]
+        try:
+            checked = check(replies, [drafts[row] for row in rows], of_free)
+        except Exception:
+            tokens = cast(list[int], pick(replies, of_free[:, 0]).tolist())
+            checked = [
+                Checked(0, token, (logprobs_for(reply, of_free[i, 0], token),))
+                for i, (reply, token) in enumerate(zip(replies, tokens, strict=True))
+            ]
+        return {keys[row]: each for row, each in zip(rows, checked, strict=True)}
+
+    def _accept(
+        self, reply: Reply, fed: Sequence[int], logprobs: Logprobs | None, checked: Checked
+    ) -> tuple[int, int, Logprobs | None]:
+        """Let a reply grow by what came true of ``fed``, its draft checked at once.
+
+        Returns:
+            How many tokens stay: fewer than came true where one of them ends the reply; the token that comes
+            next and its log probabilities.
+        """
+        *of_draft, of_next = checked.logprobs
+        n = 0
+        for token, own in zip(fed[: 1 + checked.n_accepted], (logprobs, *of_draft), strict=True):
+            self._take(reply, token, own)
+            n += 1
+            if reply.is_over:
+                break
+        return n, checked.token, of_next
+
+    def _walk(
+        self, reply: Reply, fed: Sequence[int], logprobs: Logprobs | None, logits: mx.array
+    ) -> tuple[int, int, Logprobs | None]:
+        """The same for a reply whose constraint must have read each token before it can judge the next.
+
+        Args:
+            logits: [T, V].
+        """
+        for n, token in enumerate(fed):
+            self._take(reply, token, logprobs)
+            picked = cast(int, pick([reply], logits[n : n + 1]).item())
+            logprobs = logprobs_for(reply, logits[n], picked)
+            if reply.is_over or [picked] != list(fed[n + 1 : n + 2]):
+                return n + 1, picked, logprobs
+        raise AssertionError("the last token of a draft is followed by none")
+
+    # -- what a reply grows by --------------------------------------------------------------------
+
+    def _take(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
+        """``reply`` was fed ``token``, which stays. A fault of the text side is this reply's alone."""
+        self.has_grown |= reply.running.ids.append(token)
+        try:
+            self._grow(reply, token, logprobs)
+        except BaseException as fault:
+            reply.fail(fault)
 
     def _grow(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
         is_stop = token in self._stop_ids
@@ -200,6 +335,8 @@ class Decoder:
 
     def _keep_states(self, key: int, reply: Reply) -> None:
         """Keep the state here if one is due: the batch has just been fed the reply's last token."""
+        if reply.is_over:
+            return
         if due_while_decoding(len(reply.running.ids), reply.newest_state):
             reply.running.capture(self._batch.snapshot(key))
             reply.newest_state = len(reply.running.ids)
@@ -210,21 +347,13 @@ class Decoder:
             self.has_grown = True
 
 
-def _pick_alone(reply: Reply, logits: mx.array, mask: mx.array | None, swap: Swap | None) -> mx.array:
-    """The next token of one reply, lazy uint32 [1]; where it cannot be picked, the reply fails."""
-    try:
-        return sample_rows([reply.sampler], logits, [mask], [swap])
-    except Exception as fault:
-        reply.fail(fault)
-        return mx.zeros((1,), mx.uint32)
-
-
-def _mask(reply: Reply, vocab_size: int) -> mx.array | None:
-    """Which tokens may come next, [V] bool; None when all may, or when the reply is over."""
-    if reply.is_over:
+def _guarded(reply: Reply, act: Callable[[Speculation, A], T], argument: A) -> T | None:
+    """Do something with the reply's drafts. A fault in guessing costs the guesses alone."""
+    if reply.speculation is None:
         return None
     try:
-        return reply.mask(vocab_size)
-    except BaseException as fault:  # of the grammar: this reply's alone
-        reply.fail(fault)
+        return act(reply.speculation, argument)
+    except Exception as fault:
+        log.error("request %s is written without drafts", reply.request.id, exc_info=fault)
+        reply.speculation = None
         return None

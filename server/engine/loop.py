@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from cache.entry import RunningEntry
+from cache.planner import TokenIds
 from cache.store import Store
 from model.forward import Forward
 from model.text.chat import RenderedPrompt
@@ -25,6 +26,7 @@ from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats
 from server.engine.admission import Admission
 from server.engine.decode import Decoder
+from server.engine.drafting import Drafting
 from server.engine.faults import failure_of, is_out_of_memory, make_room
 from server.engine.options import LoopOptions
 from server.engine.outbox import Outbox
@@ -56,6 +58,8 @@ class Counters:
     n_prefilled: int = 0
     n_read_ahead: int = 0
     n_generated: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class EngineLoop:
@@ -69,6 +73,7 @@ class EngineLoop:
         grammars: gives the table of grammars when one is wanted; None makes it then.
         is_short_of_memory: whether the machine is, at the moment.
         clock: seconds, monotonic.
+        drafting: how replies are guessed ahead, where the options want that.
     """
 
     def __init__(
@@ -82,7 +87,9 @@ class EngineLoop:
         grammars: Callable[[], GrammarTable] | None = None,
         is_short_of_memory: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting | None = None,
     ) -> None:
+        drafting = drafting or Drafting()
         options = options or LoopOptions()
         vocab_size = forward.config.vocab_size
         self._forward = forward
@@ -93,9 +100,10 @@ class EngineLoop:
         self._admission = Admission(options, store, self.state_bytes, clock)
         self._planner = Planner(store, tokenizer, stop_ids, keeps_fed_ids=options.keeps_fed_ids)
         self._prefiller = Prefiller(forward)
-        self._decoder = Decoder(forward, stop_ids, self._outbox)
+        self._decoder = Decoder(forward, stop_ids, self._outbox, drafting.depth)
         grammars = grammars or functools.cache(functools.partial(GrammarTable, tokenizer, vocab_size))
-        self._maker = ReplyMaker(tokenizer, vocab_size, stop_ids, grammars)
+        new_drafter = drafting.new_drafter if options.drafts else None
+        self._maker = ReplyMaker(tokenizer, vocab_size, stop_ids, grammars, new_drafter)
         self._ahead: deque[WarmRequest] = deque()
         self.relief = Relief(store, is_short_of_memory, clock)
         self.counters = Counters()
@@ -134,6 +142,8 @@ class EngineLoop:
             n_prefilled_tokens=counters.n_prefilled,
             n_read_ahead_tokens=counters.n_read_ahead,
             n_generated_tokens=counters.n_generated,
+            n_drafted_tokens=counters.n_drafted,
+            n_accepted_tokens=counters.n_accepted,
         )
 
     # -- what clients ask -------------------------------------------------------------------------
@@ -226,6 +236,7 @@ class EngineLoop:
                 plan.choice.captures,
                 ticket=ticket,
                 grammar=grammar,
+                quotes=(*plan.quotes, *_texts(ticket.request.prediction)),
                 began_at=self._clock(),
             )
         )
@@ -294,7 +305,7 @@ class EngineLoop:
         """From one prompt to its replies; all but the first get a copy of the state."""
         assert prefill.logits is not None
         running, n_first = prefill.running, self._admission.width(ticket.request)
-        siblings = Siblings(ticket, None, prefill.logits, prefill.grammar)
+        siblings = Siblings(ticket, None, prefill.logits, prefill.grammar, prefill.quotes)
         others = [self._store.branch(running) for _ in range(n_first - 1)]
         if n_first < ticket.request.n_replies:
             siblings.base = self._store.branch(running)
@@ -311,6 +322,7 @@ class EngineLoop:
         replies = self._decoder.replies
         if not replies:
             return False
+        before = [(reply, reply.n_tokens) for reply in replies]
         try:
             over = self._decoder.step()
         except BaseException as fault:
@@ -318,7 +330,7 @@ class EngineLoop:
             for touched in _tickets_of(replies):
                 self._fail(touched, fault)
             return True
-        self._count_generated(replies)
+        self._count_generated(before)
         for reply in over:  # first of all, for what fails takes along what nobody has kept
             self._leave(reply)
         for reply in sorted(over, key=lambda reply: reply.fault is not None):
@@ -327,16 +339,20 @@ class EngineLoop:
             self._store.enforce()
         return True
 
-    def _count_generated(self, replies: Iterable[Reply]) -> None:
-        for reply in replies:
-            self.counters.n_generated += 1
-            self._admission.allowances.charge(reply.request.slot.tenant, 1)
+    def _count_generated(self, before: Iterable[tuple[Reply, int]]) -> None:
+        for reply, n_before in before:
+            n_tokens = reply.n_tokens - n_before
+            self.counters.n_generated += n_tokens
+            self._admission.allowances.charge(reply.request.slot.tenant, n_tokens)
 
     # -- the ends of a reply and of a request -----------------------------------------------------
 
     def _finish(self, reply: Reply) -> None:
         """A reply that has left the batch is over: so the client is told, and the next one begins."""
         siblings, ticket = reply.siblings, reply.siblings.ticket
+        if reply.speculation is not None:
+            self.counters.n_drafted += reply.speculation.n_drafted
+            self.counters.n_accepted += reply.speculation.n_accepted
         if reply.fault is not None:
             self._fail(ticket, reply.fault)
         elif not ticket.is_over:
@@ -429,6 +445,10 @@ class EngineLoop:
     def _tickets(self) -> list[Ticket]:
         """Each request that a client waits for, once."""
         return [*self._admission.line, *self._prefiller.tickets, *_tickets_of(self._decoder.replies)]
+
+
+def _texts(text: TokenIds | None) -> tuple[TokenIds, ...]:
+    return () if text is None else (text,)
 
 
 def _tickets_of(replies: Iterable[Reply]) -> list[Ticket]:

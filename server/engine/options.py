@@ -22,6 +22,7 @@ class LoopOptions:
         shared_prefill_tokens: the same while replies are being decoded, whose pause it bounds; None
             for what takes a quarter of one.
         reads_ahead: whether the known part of the next prompt is prefilled in idle time.
+        drafts: whether replies are written several tokens at a time where those can be guessed.
         keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
         stream_interval_s: how long a reply's text may wait for more before it is handed over; 0 hands over
             every token at once.
@@ -37,6 +38,7 @@ class LoopOptions:
     prefill_tokens: int | None = None
     shared_prefill_tokens: int | None = None
     reads_ahead: bool = True
+    drafts: bool = True
     keeps_fed_ids: bool = False
     stream_interval_s: float = 0.0
     checks_store: bool = False

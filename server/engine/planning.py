@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache.planner import TokenIds
 from cache.selection import Choice
 from cache.store import Store
 from model.text.chat import RenderedPrompt
@@ -22,11 +23,13 @@ class Plan:
         prompt: with the ids that were fed where a message reads the same, if those are to be kept.
         choice: what the store will do; valid until it is next changed.
         report: the same for the client.
+        quotes: what the reply may quote besides its prompt, as long as the choice is not taken.
     """
 
     prompt: RenderedPrompt
     choice: Choice
     report: PlanReport
+    quotes: tuple[TokenIds, ...]
 
 
 class Planner:
@@ -59,7 +62,21 @@ class Planner:
                 max_tokens=self._store.metadata.max_cache_len - 1,
             )
             choice = self._choose(request, prompt)
-        return Plan(prompt, choice, plan_report(choice, prompt, self._tokenizer.decode, n_adopted))
+        report = plan_report(choice, prompt, self._tokenizer.decode, n_adopted)
+        return Plan(prompt, choice, report, _left_behind(choice))
 
     def _choose(self, request: Prompted, prompt: RenderedPrompt) -> Choice:
         return self._store.plan(request.slot, prompt.ids, prompt_shape(prompt))
+
+
+def _left_behind(choice: Choice) -> tuple[TokenIds, ...]:
+    """What the prompt leaves of its own session's conversation: the reply that is made anew, the thought that
+    was stripped. Of other sessions nothing, for drafts that come true can be told by the time."""
+    if choice.source is None or choice.origin == "shared":
+        return ()
+    start = max(choice.plan.shared_token_prefix_len - _CONTEXT_TOKENS, 0)
+    return (choice.source.ids.view[start:].copy(),)
+
+
+_CONTEXT_TOKENS = 32
+"""Tokens before the point where the prompt left its conversation, by which the place is found again."""

@@ -29,6 +29,7 @@ class Prefill:
         captures: the positions whose states are worth keeping.
         ticket: the client that waits; None where nobody does, as when the next prompt is read ahead.
         grammar: what the replies' content must match, at its start.
+        quotes: uint32 arrays, what the replies may quote besides the prompt.
         began_at: seconds of the engine's clock.
         n_reused: tokens that were not fed, because the entry had them.
         n_last: tokens that the last step fed.
@@ -41,6 +42,7 @@ class Prefill:
     captures: tuple[int, ...]
     ticket: Ticket | None = None
     grammar: Grammar | None = None
+    quotes: tuple[np.ndarray, ...] = ()
     began_at: float = 0.0
     n_reused: int = field(init=False)
     n_last: int = 0

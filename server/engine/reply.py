@@ -15,6 +15,7 @@ from model.text.grammar.masks import Grammar, GrammarTable
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.tokenizer import TextTokenizer
 from server.engine.constraint import Constraint
+from server.engine.drafting import NewDrafter, Speculation
 from server.engine.siblings import Siblings
 from server.events import Emit, Finished, FinishReason, GenerationRequest, Progress, ReplyFormat, TokenLogprob
 
@@ -34,6 +35,7 @@ class Reply:
         untold_logprobs: by index of the token, until its text goes out as content.
         newest_state: position of the newest state kept, in tokens from the prompt's start.
         stop_state: position of the one state kept because a stop string may cut the text behind it.
+        speculation: its drafts; None where there are none.
         reads_every_token: whether the text of one token decides about the next, so that it cannot wait.
         finish: why the reply ended; None while it is being written and after a fault.
         fault: what broke this reply alone, if anything did.
@@ -45,6 +47,7 @@ class Reply:
     sampler: Sampler
     reader: ReplyReader
     constraint: Constraint | None = None
+    speculation: Speculation | None = None
     token_ids: list[int] = field(default_factory=list)
     unread_ids: list[int] = field(default_factory=list)
     untold_deltas: list[Delta] = field(default_factory=list)
@@ -110,7 +113,17 @@ class Reply:
         """The closing event of a reply that ended well."""
         assert self.finish is not None
         ids, reader = tuple(self.token_ids), self.reader
-        return Finished(self.index, self.finish, len(ids), reader.n_reasoning_tokens, ids, reader.stop)
+        drafts = self.speculation
+        return Finished(
+            self.index,
+            self.finish,
+            len(ids),
+            reader.n_reasoning_tokens,
+            ids,
+            reader.stop,
+            n_drafted=0 if drafts is None else drafts.n_drafted,
+            n_accepted=0 if drafts is None else drafts.n_accepted,
+        )
 
     def mask(self, vocab_size: int) -> mx.array | None:
         """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
@@ -167,6 +180,7 @@ class ReplyMaker:
         vocab_size: V, the length of a row of logits.
         stop_ids: token ids that end a reply.
         grammars: gives the table of grammars when one is wanted.
+        new_drafter: makes what guesses how a reply goes on; None for no guesses.
     """
 
     def __init__(
@@ -175,11 +189,13 @@ class ReplyMaker:
         vocab_size: int,
         stop_ids: frozenset[int],
         grammars: Callable[[], GrammarTable],
+        new_drafter: NewDrafter | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
         self._grammars = grammars
+        self._new_drafter = new_drafter
 
     def start_grammar(self, form: ReplyFormat) -> Grammar | None:
         """The start of the grammar that the replies' content must match, if there is one.
@@ -215,7 +231,13 @@ class ReplyMaker:
             ),
             reader=reader,
             constraint=self._constraint(form, siblings.grammar, reader),
+            speculation=self._speculation(siblings),
         )
+
+    def _speculation(self, siblings: Siblings) -> Speculation | None:
+        if self._new_drafter is None:
+            return None
+        return Speculation(self._new_drafter(siblings.quotes, siblings.ticket.request.prompt.ids))
 
     def _constraint(
         self, form: ReplyFormat, grammar: Grammar | None, reader: ReplyReader

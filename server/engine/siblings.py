@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from cache.entry import RunningEntry
 from model.text.grammar.masks import Grammar
@@ -20,6 +22,7 @@ class Siblings:
             begun.
         logits: [V], the prompt's last.
         grammar: what their content must match, at its start.
+        quotes: uint32 arrays, what they may quote besides the prompt.
         n_begun: replies that have begun.
     """
 
@@ -27,6 +30,7 @@ class Siblings:
     base: RunningEntry | None
     logits: mx.array
     grammar: Grammar | None = None
+    quotes: tuple[NDArray[np.uint32], ...] = ()
     n_begun: int = 0
 
     @property

@@ -196,7 +196,7 @@ def test_a_fault_in_a_decode_step_fails_what_runs_and_the_loop_goes_on(
     while driver.loop.stats().n_waiting or not all(len(o.events) > 1 for o in outcomes):
         driver.loop.step()
     with monkeypatch.context() as patch:
-        patch.setattr("server.engine.decode.sample_rows", _raise)
+        patch.setattr("server.engine.picking.sample_rows", _raise)
         driver.loop.step()
     driver.run()
     assert all(outcome.failed is not None for outcome in outcomes)
@@ -365,7 +365,8 @@ def _raise(*_: object) -> object:
 def test_the_budget_is_looked_at_whenever_a_step_has_taken_memory(
     make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = Driver(make_loop(stop_ids=frozenset()))
+    options = LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, drafts=False)
+    driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     looks: list[int] = []
     monkeypatch.setattr(driver.loop.store, "enforce", lambda: looks.append(driver.loop.store.n_bytes))
     driver.submit(PROMPT, session="a", max_tokens=700)

@@ -53,7 +53,8 @@ def test_m5_a_stop_string_costs_no_evaluation_a_token(
 def test_of_a_reply_with_stop_strings_one_state_is_kept_and_counted(
     make_loop: MakeLoop, n_written: int
 ) -> None:
-    driver = Driver(make_loop(stop_ids=frozenset()))
+    options = LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, checks_store=True, drafts=False)
+    driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     outcome = driver.submit(PROMPT, max_tokens=200, reply=NEVER)
     while max((e.n_tokens for e in outcome.events if isinstance(e, Progress)), default=0) < n_written:
         driver.loop.step()

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 from model.state import Recurrent, State
 from model.text.chat import RenderedPrompt
+from server.engine.drafting import Drafting
 from server.engine.loop import EngineLoop
+from server.engine.options import LoopOptions
+from tests.fakes.drafters import Always, Guesser
 from tests.fakes.driver import Driver, chat_prompt
 
 START, END, SYSTEM, USER, ASSISTANT, OPENER = range(6)
@@ -76,9 +79,11 @@ steps = st.builds(
 class Walk:
     """Applies steps to one warm loop and compares every reply with a cold one."""
 
-    def __init__(self, make_loop: MakeLoop, *, budget_bytes: int = 2**30) -> None:
+    def __init__(
+        self, make_loop: MakeLoop, *, budget_bytes: int = 2**30, drafting: Drafting | None = None
+    ) -> None:
         self._make_loop = make_loop
-        self._warm = Driver(make_loop(budget_bytes=budget_bytes))
+        self._warm = Driver(make_loop(budget_bytes=budget_bytes, drafting=drafting))
         self._chats = [Conversation([(SYSTEM, _words(70, seed=1))]) for _ in range(3)]
         self._cold: dict[bytes, tuple[int, ...]] = {}
 
@@ -140,7 +145,8 @@ class Walk:
     def _cold_ids(self, prompt: RenderedPrompt) -> tuple[int, ...]:
         key = prompt.ids.tobytes()
         if key not in self._cold:
-            self._cold[key] = Driver(self._make_loop()).ask(prompt).token_ids[0]
+            cold = Driver(self._make_loop(options=LoopOptions(prefill_tokens=128, drafts=False)))
+            self._cold[key] = cold.ask(prompt).token_ids[0]
         return self._cold[key]
 
 
@@ -164,14 +170,38 @@ SCENARIO = [
 ]
 
 
-def walk_through(make_loop: MakeLoop, script: Sequence[Step], *, budget_bytes: int = 2**30) -> None:
-    walk = Walk(make_loop, budget_bytes=budget_bytes)
+def walk_through(
+    make_loop: MakeLoop,
+    script: Sequence[Step],
+    *,
+    budget_bytes: int = 2**30,
+    drafting: Drafting | None = None,
+) -> None:
+    walk = Walk(make_loop, budget_bytes=budget_bytes, drafting=drafting)
     for step in script:
         walk.take(step)
 
 
 def test_a_scripted_day_of_turns_and_edits_replies_as_fresh_processes_do(make_loop: MakeLoop) -> None:
     walk_through(make_loop, SCENARIO)
+
+
+def wild_drafts() -> Drafting:
+    """Guesses that are mostly wrong, at every depth."""
+    return Drafting(lambda *_: Guesser(), Always((4, 2, 6, 1, 3)))
+
+
+def test_a_day_with_wild_drafts_replies_as_fresh_processes_without_drafts_do(make_loop: MakeLoop) -> None:
+    walk_through(make_loop, SCENARIO, drafting=wild_drafts())
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=st.lists(steps, min_size=2, max_size=10), budget=st.sampled_from([2**30, 600_000, 150_000]))
+def test_any_sequence_with_wild_drafts_replies_as_fresh_processes_do(
+    make_loop: MakeLoop, script: list[Step], budget: int
+) -> None:
+    walk_through(make_loop, script, budget_bytes=budget, drafting=wild_drafts())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from cache.planner import SlotKey
+from cache.planner import SlotKey, TokenIds
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
 from server.engine.loop import EngineLoop
@@ -79,6 +79,7 @@ class Driver:
         tenant: str | None = None,
         top_logprobs: int | None = None,
         tells_prefill: bool = False,
+        prediction: TokenIds | None = None,
     ) -> Outcome:
         """Queue a request; nothing runs yet."""
         outcome = Outcome(f"request-{next(self._ids)}")
@@ -93,6 +94,7 @@ class Driver:
                 n_replies=n_replies,
                 top_logprobs=top_logprobs,
                 tells_prefill=tells_prefill,
+                prediction=prediction,
             ),
             outcome.events.append,
         )
@@ -116,9 +118,9 @@ class Driver:
         self.loop.store.check()
 
 
-def plain_prompt(ids: Iterable[int]) -> RenderedPrompt:
+def plain_prompt(ids: Iterable[int], *, opens_thought: bool = False) -> RenderedPrompt:
     """A prompt of bare ids, without message boundaries."""
-    return RenderedPrompt(np.array(list(ids), dtype=np.uint32))
+    return RenderedPrompt(np.array(list(ids), dtype=np.uint32), opens_thought=opens_thought)
 
 
 def chat_prompt(

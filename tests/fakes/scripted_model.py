@@ -56,6 +56,16 @@ class ScriptedBatch:
         ]
         return mx.stack(rows)
 
+    def extend(self, tokens: mx.array) -> mx.array:
+        before = [self._batch.length(key) for key in self._batch.keys]
+        logits = self._batch.extend(tokens)
+        return mx.stack(
+            [
+                mx.stack([_only(self._pick(n + t + 1), logits[i, t]) for t in range(tokens.shape[1])])
+                for i, n in enumerate(before)
+            ]
+        )
+
 
 def _only(token_id: int, logits: mx.array) -> mx.array:
     """Logits [V] like ``logits``, with one token far above all others."""

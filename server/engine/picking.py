@@ -1,0 +1,101 @@
+"""The next tokens of replies from the model's logits: sampled, masked, and checked against drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from model.logprobs import Logprobs, logprobs_of
+from model.sampling import Sampler, Swap, sample_rows
+from server.engine.reply import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What became of one reply's draft.
+
+    Attributes:
+        n_accepted: its first tokens that are what the reply goes on with.
+        token: what comes after those.
+        logprobs: of each of them and of ``token``, where they are wanted.
+    """
+
+    n_accepted: int
+    token: int
+    logprobs: tuple[Logprobs | None, ...]
+
+
+def pick(replies: Sequence[Reply], logits: mx.array) -> mx.array:
+    """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]. Where one cannot be
+    picked, that reply fails."""
+    masks: list[mx.array | None] = [None] * len(replies)
+    swaps: list[Swap | None] = [None] * len(replies)
+    if any(reply.constraint is not None for reply in replies):
+        masks = [_mask(reply, logits.shape[1]) for reply in replies]
+        swaps = [None if reply.is_over else reply.swap for reply in replies]
+    samplers = [reply.sampler for reply in replies]
+    try:
+        return sample_rows(samplers, logits, masks, swaps)
+    except Exception:
+        rows = zip(replies, mx.split(logits, len(replies)), masks, swaps, strict=True)
+        return mx.concatenate([_pick_alone(*row) for row in rows])
+
+
+def logprobs_for(reply: Reply, logits: mx.array, token: mx.array | int) -> Logprobs | None:
+    """What the model thought of ``token``, from its ``logits`` [V], if the client wants to know."""
+    n_top = reply.request.top_logprobs
+    if n_top is None:
+        return None
+    return logprobs_of(logits, mx.array(token, mx.uint32) if isinstance(token, int) else token, n_top)
+
+
+def check(replies: Sequence[Reply], drafts: Sequence[Sequence[int]], logits: mx.array) -> list[Checked]:
+    """How far the drafts of unconstrained replies are what would have been written without them.
+
+    The token of every place is picked by what the model says of it, were the draft true up to there, and by
+    that place's own random number; the draft holds as long as it equals what is picked.
+
+    Args:
+        drafts: those of each reply; may be empty.
+        logits: [B, T, V], after each reply's last token and each of its drafted ones.
+    """
+    samplers: list[Sampler] = []
+    places: list[int] = []
+    for row, (reply, draft) in enumerate(zip(replies, drafts, strict=True)):
+        samplers += [reply.sampler.ahead(draft[:n]) for n in range(len(draft) + 1)]
+        places += [row * logits.shape[1] + n for n in range(len(draft) + 1)]
+    flat = logits.reshape(-1, logits.shape[2])
+    rows = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
+    picked = cast(list[int], sample_rows(samplers, rows).tolist())
+    checked, start = [], 0
+    for reply, draft in zip(replies, drafts, strict=True):
+        own = picked[start : start + len(draft) + 1]
+        n_accepted = next((n for n, token in enumerate(draft) if token != own[n]), len(draft))
+        reply.sampler = samplers[start + n_accepted]
+        logprobs = tuple(logprobs_for(reply, rows[start + n], own[n]) for n in range(n_accepted + 1))
+        checked.append(Checked(n_accepted, own[n_accepted], logprobs))
+        start += len(draft) + 1
+    return checked
+
+
+def _pick_alone(reply: Reply, logits: mx.array, mask: mx.array | None, swap: Swap | None) -> mx.array:
+    """The next token of one reply, lazy uint32 [1]; where it cannot be picked, the reply fails."""
+    try:
+        return sample_rows([reply.sampler], logits, [mask], [swap])
+    except Exception as fault:
+        reply.fail(fault)
+        return mx.zeros((1,), mx.uint32)
+
+
+def _mask(reply: Reply, vocab_size: int) -> mx.array | None:
+    """Which tokens may come next, [V] bool; None when all may, or when the reply is over."""
+    if reply.is_over:
+        return None
+    try:
+        return reply.mask(vocab_size)
+    except BaseException as fault:  # of the grammar: this reply's alone
+        reply.fail(fault)
+        return None
