@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model.forward import Forward
 from model.sampling import SamplingParams
-from model.text.grammar import json_schema
+from model.text.grammar.rules import json_schema
 from model.text.tokenizer import TextTokenizer
 from server.engine.drafting import SIZES, Acceptance, Costs, Drafter, Drafting, MeasuredDepth, Speculation
 from server.engine.lookup import Lookup
