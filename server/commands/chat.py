@@ -29,6 +29,8 @@ _COMMANDS = """\
 
 _STYLES = {"reused": "green", "read again": "yellow", "new": "blue", "written": "magenta"}
 _WIDTH = 40
+_PATIENCE_S = 0.5
+"""A prompt that is read within that is not worth a word."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -128,6 +130,7 @@ class Chat:
         begun, first_s, reply = time.monotonic(), None, Reply()
         try:
             for chunk in self._chunks():
+                self._tell_progress(chunk, begun)
                 for kind, text in reply.take(chunk):
                     if first_s is None:
                         first_s = time.monotonic() - begun
@@ -146,11 +149,20 @@ class Chat:
             took = "" if first_s is None else f" First token after {seconds_in_words(first_s)}."
             self.console.print(Text(f"{reply.plan['mode']}: {reply.plan['reason']}{took}", style="dim"))
 
+    def _tell_progress(self, chunk: dict[str, Any], begun: float) -> None:
+        """Say on one line how far a long prompt is read."""
+        read = chunk.get("prompt_progress")
+        if read and self.console.is_terminal and time.monotonic() - begun > _PATIENCE_S:
+            self.console.print(f"\r[dim]reading {read['processed']} of {read['total']} tokens[/]", end="")
+            if read["processed"] == read["total"]:
+                self.console.print("\r\x1b[K", end="")
+
     def _chunks(self) -> Iterator[dict[str, Any]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {
             "messages": [*system, *self.messages],
             "enable_thinking": self.thinks,
+            "return_progress": True,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.fields,

@@ -154,6 +154,15 @@ class ChunkChoice(TypedDict):
     finish_reason: Finish | None
 
 
+class PromptProgress(TypedDict):
+    """How far the prompt is read, in tokens: all, those reused, those that the state stands for by now."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class ChatCompletionChunk(TypedDict):
     """A frame of a streamed reply."""
 
@@ -164,6 +173,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
     crossturn: NotRequired[PlanBody]
+    prompt_progress: NotRequired[PromptProgress]
     service_tier: NotRequired[Literal["default"]]
 
 

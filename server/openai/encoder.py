@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.errors import error_body
-from server.events import Event, Finished, Planned, Progress
+from server.events import Event, Finished, Planned, Prefilling, Progress
 from server.http.stream import COMMENT, Frame
 from server.openai.bodies import (
     ChatChoice,
@@ -20,6 +20,7 @@ from server.openai.bodies import (
     FunctionBody,
     FunctionDelta,
     Logprobs,
+    PromptProgress,
     ReplyDelta,
     ReplyMessage,
     ToolCallBody,
@@ -96,6 +97,8 @@ class ChatEncoder(OpenAIManners):
         match event:
             case Planned():
                 yield from self._openings()
+            case Prefilling():
+                yield self._prefilling(event)
             case Progress():
                 yield from self._growth(event)
             case Finished():
@@ -134,6 +137,16 @@ class ChatEncoder(OpenAIManners):
             if index == 0:
                 chunk["crossturn"] = plan_body(self.replies.plans[0])
             yield chunk
+
+    def _prefilling(self, event: Prefilling) -> ChatCompletionChunk:
+        chunk = self._chunk([_choice(0, ReplyDelta())])
+        chunk["prompt_progress"] = PromptProgress(
+            total=event.n_prompt,
+            cache=event.n_reused,
+            processed=event.n_done,
+            time_ms=round(1000 * event.elapsed_s),
+        )
+        return chunk
 
     def _growth(self, event: Progress) -> Iterator[ChatCompletionChunk]:
         told = event.logprobs if self._shape.has_logprobs else ()

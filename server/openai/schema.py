@@ -146,6 +146,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
+    return_progress: bool | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     continue_final_message: bool | None = None

@@ -130,6 +130,7 @@ def _generation(turn: Turn, served: Served, prompt: RenderedPrompt, reply: Reply
         reply=reply,
         n_replies=turn.n,
         top_logprobs=turn.top_logprobs,
+        tells_prefill=turn.tells_prefill,
     )
 
 

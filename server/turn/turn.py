@@ -97,6 +97,7 @@ class Turn:
         max_tokens: of the reply; None for what the context leaves.
         min_tokens: before so many the reply does not end by itself.
         ignore_eos: the reply ends at ``max_tokens`` alone.
+        tells_prefill: how far a long prompt is read is told.
         continues: whether the reply goes on writing the last message; None goes on exactly where that is the
             assistant's.
         chat_template_kwargs: switches of the template's own.
@@ -122,6 +123,7 @@ class Turn:
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+    tells_prefill: bool = False
     continues: bool | None = None
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     user: str | None = None

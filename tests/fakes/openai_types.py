@@ -15,7 +15,7 @@ M = TypeVar("M", bound=BaseModel)
 
 EXTENSIONS: dict[str, frozenset[str]] = {
     "ChatCompletion": frozenset({"crossturn"}),
-    "ChatCompletionChunk": frozenset({"crossturn"}),
+    "ChatCompletionChunk": frozenset({"crossturn", "prompt_progress"}),
     "ChatCompletionMessage": frozenset({"reasoning_content", "reasoning"}),
     "ChoiceDelta": frozenset({"reasoning_content", "reasoning"}),
     "Completion": frozenset({"crossturn"}),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from model.sampling import SamplingParams
+from server.events import Finished, Prefilling
 from server.openai.schema import ChatRequest
 from server.settings import Settings
-from tests.fakes.fake_engine import fake_served
+from tests.fakes.fake_engine import fake_served, replies, says
 from tests.fakes.live_server import ASK, Live, error_of, live
 
 USER = {"role": "user", "content": "Hi"}
@@ -307,6 +308,21 @@ def test_h1_lengths_reach_the_engine(server: Live) -> None:
     server.http.post("/v1/completions", json={"prompt": "a", "min_tokens": 3, "ignore_eos": True})
     reply = last_request(server).reply
     assert (reply.min_tokens, reply.ignore_eos) == (3, True)
+
+
+def test_a_stream_tells_how_far_its_prompt_is_read_when_asked(server: Live) -> None:
+    server.engine.script = replies(
+        Prefilling(n_prompt=9000, n_reused=1000, n_done=5000, elapsed_s=1.25),
+        Finished(0, "stop", n_tokens=1, n_reasoning_tokens=0),
+    )
+    response = server.chat(stream=True, return_progress=True)
+    assert last_request(server).tells_prefill
+    chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
+    (told,) = (chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk)
+    assert told == {"total": 9000, "cache": 1000, "processed": 5000, "time_ms": 1250}
+    server.engine.script = says("Hello", " there")
+    server.chat(stream=True)
+    assert not last_request(server).tells_prefill
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -75,7 +75,7 @@ async function reply(parent) {
   const conversation = current;
   let body;
   try {
-    body = { messages: conversation.messages(settings.values.system), ...settings.fields };
+    body = { messages: conversation.messages(settings.values.system), return_progress: true, ...settings.fields };
   } catch (error) {
     return settings.open(takeKey, String(error.message));
   }
@@ -99,8 +99,8 @@ async function stream(body, conversation, node, view, signal) {
   const begun = performance.now();
   for await (const chunk of api.chat(body, conversation.session, signal)) {
     if (chunk.crossturn?.mode) node.plan = chunk.crossturn;
-    const progress = chunk.crossturn?.progress;
-    if (progress) say(`Reading: ${progress.read} of ${progress.total} tokens`);
+    const progress = chunk.prompt_progress;
+    if (progress) say(`Reading the prompt: ${progress.processed} of ${progress.total} tokens`);
     if (chunk.usage) node.nWritten = chunk.usage.completion_tokens;
     const delta = chunk.choices?.[0]?.delta;
     if (!delta || !grow(node.message, delta)) continue;
