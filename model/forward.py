@@ -91,6 +91,9 @@ class Forward:
 
     def warm_up(self) -> None:
         """Build the kernels that are compiled on first use, so that no request waits for them."""
+        few = self._network.few_tokens
+        for n_tokens in sorted({2, few // 4 + 1, few}) if few else ():
+            self.prefill(self.new_state(), np.zeros(n_tokens, np.uint32), capture_at=[1])
         for size in self._device.warm_sizes:
             batch = self.new_batch()
             for key in range(size):
@@ -115,6 +118,8 @@ class Forward:
         start, end = state.length, state.length + len(ids)
         assert len(ids) >= 1
         assert all(a < b for a, b in zip((start, *capture_at), (*capture_at, end + 1), strict=True))
+        if len(ids) == 1:
+            return self._prefill_one(state, mx.array(ids), capture_at)
         if len(ids) <= self._network.few_tokens:
             return self._prefill_few(state, mx.array(ids)[None], capture_at)
         checkpoints: list[Checkpoint] = []
@@ -132,6 +137,16 @@ class Forward:
         logits = self._network.head(hidden[:, -1:])[0, 0]
         mx.eval(logits)
         return Prefilled(logits, tuple(checkpoints))
+
+    def _prefill_one(self, state: State, token: mx.array, capture_at: Sequence[int]) -> Prefilled:
+        """:meth:`prefill` of one token [1] by a decode step."""
+        group = StepGroup(mx.array([0]), state.kv, state.length, None)
+        recurrent = list(state.recurrent)
+        logits = self._network.step(token, [group], recurrent)[0]
+        state.recurrent = [layer.detached() for layer in recurrent]
+        state.position += 1
+        mx.eval(logits, *state.arrays)
+        return Prefilled(logits, (state.snapshot(),) if capture_at else ())
 
     def _prefill_few(self, state: State, ids: mx.array, capture_at: Sequence[int]) -> Prefilled:
         """:meth:`prefill` of ids [1, T] by a step of several tokens."""

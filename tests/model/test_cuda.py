@@ -197,6 +197,55 @@ def test_sequences_of_unlike_lengths_decode_as_they_do_with_array_operations(
         assert_near(a, b)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("n", [2, 20])
+def test_a_few_tokens_after_others_give_the_same_logits_states_and_captures(name: str, n: int) -> None:
+    plain, fused, _ = both(SHAPES[name])
+    found = []
+    for forward in (fused, plain):
+        with mx.stream(mx.gpu if forward is fused and detect().kind == "cuda" else mx.cpu):
+            state = forward.new_state()
+            forward.prefill(state, ids(70))
+            few = forward.prefill(state, ids(n, seed=1), capture_at=sorted({70 + (n + 1) // 2, 70 + n}))
+            then = forward.prefill(state, ids(3, seed=2))
+            mx.eval(then.logits)
+            state.check()
+            found.append((few, then, state))
+    (few, then, state), (plain_few, plain_then, plain_state) = found
+    assert_near(few.logits, plain_few.logits)
+    assert_near(then.logits, plain_then.logits)
+    assert_same_state(state, plain_state)
+    for a, b in zip(few.checkpoints, plain_few.checkpoints, strict=True):
+        assert a.length == b.length
+        for left, right in zip(a.arrays, b.arrays, strict=True):
+            assert_near(left, right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("n_tokens", [5, 9])
+def test_tokens_that_are_taken_back_leave_no_trace(name: str, n_tokens: int) -> None:
+    plain, fused, _ = both(SHAPES[name])
+    logits = []
+    for forward in (fused, plain):
+        with mx.stream(mx.gpu if forward is fused and detect().kind == "cuda" else mx.cpu):
+            batch = forward.new_batch()
+            for key, n in enumerate((150, 3)):
+                state = forward.new_state()
+                forward.prefill(state, ids(n, seed=key))
+                batch.join(key, state)
+            found = [batch.step(mx.array([5, 6], mx.uint32))]
+            for kept in ([1, n_tokens], [n_tokens, 2]):
+                found.append(batch.extend(mx.array(ids(2 * n_tokens, seed=9).reshape(2, n_tokens))))
+                batch.keep(kept)
+            found.append(batch.step(mx.array([7, 8], mx.uint32)))
+            mx.eval(found)
+            logits.append(found)
+    for a, b in zip(*logits, strict=True):
+        assert_near(a, b)
+
+
 def test_kernels_in_bfloat16_stay_near_float32() -> None:
     raw = SHAPES["like the demo model"]
     plain, fused, _ = both(raw, mx.bfloat16)

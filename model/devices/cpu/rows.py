@@ -59,7 +59,9 @@ def multiply(x: Array, weight: Array, crew: Crew) -> Array:
 
 
 def step_multiply(x: Array, weight: Array, crew: Crew) -> Array:
-    """x [B, in], one token of each sequence, by ``weight`` [in, out], shared out where that is large."""
+    """x [B, in], of a step, by ``weight`` [in, out], shared out where that is large."""
+    if len(x) >= MANY_ROWS:
+        return multiply(x, weight, crew)
     are_few = len(x) < _MATRIX_ROWS
     if weight.size < _LARGE:
         return np.matvec(weight.T, x) if are_few else x @ weight

@@ -21,13 +21,15 @@ from model.kv import KvRows
 from model.layers.attention import Attention, StepGroup, batch_order
 from model.layers.ops import Ops
 
+_READ_ANEW = 8  # tokens of a sequence up to which each reads all rows by itself
+
 
 class Heads(NamedTuple):
-    """One token of each of B sequences on its way to the rows.
+    """T tokens of each of B sequences on their way to the rows.
 
     Attributes:
-        joined: [B, width] of the input projections, for the gates.
-        q: [B, Hq, 1, D]; k, v: [B, Hkv, 1, D]; normed and turned to their positions.
+        joined: [B * T, width] of the input projections, for the gates.
+        q: [B * T, Hq, 1, D]; k, v: [B * T, Hkv, 1, D]; normed and turned to their positions.
     """
 
     joined: mx.array
@@ -78,36 +80,71 @@ class CudaAttention(Attention):
         return self._mix(out.transpose(0, 2, 1, 3), gate)
 
     def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
-        heads = self.begin_step(self.inputs.joined(x)[:, 0], positions_of(groups))
-        return self._ops.apply(self.output, self.mix_step(heads, groups, layer)[:, None])
+        n_seqs, n_tokens, _ = x.shape
+        joined = self.inputs.joined(x).reshape(n_seqs * n_tokens, -1)
+        heads = self.begin_step(joined, positions_of(groups, n_tokens))
+        mixed = self.mix_step(heads, groups, layer, n_tokens)
+        return self._ops.apply(self.output, mixed.reshape(n_seqs, n_tokens, -1))
 
     def begin_step(self, joined: mx.array, positions: mx.array) -> Heads:
-        """One token of each of B sequences, [B, width] of the projections, before it meets the rows;
-        positions [B]."""
+        """T tokens of each of B sequences, [B * T, width] of the projections, before they meet the rows;
+        positions [B * T]."""
         return Heads(joined, *prepare(joined, positions, self._shape, self._weights, is_step=True))
 
-    def mix_step(self, heads: Heads, groups: Sequence[StepGroup], layer: int) -> mx.array:
-        """Append the rows and attend: the gated heads' outputs [B, Hq * D]."""
+    def mix_step(self, heads: Heads, groups: Sequence[StepGroup], layer: int, n_tokens: int = 1) -> mx.array:
+        """Append the rows of T tokens of each sequence and attend: the gated outputs [B * T, Hq * D]."""
         if len(groups) == 1:
-            return self._over_rows(heads, groups[0], layer)
-        outs = [
-            self._over_rows(Heads(*(side[group.members] for side in heads)), group, layer) for group in groups
-        ]
-        return mx.concatenate(outs)[batch_order(groups)]
+            return self._over_rows(heads, groups[0], layer, n_tokens)
+        outs = []
+        for group in groups:
+            rows = _rows_of(group.members, n_tokens)
+            own = Heads(*(side[rows] for side in heads))
+            outs.append(self._over_rows(own, group, layer, n_tokens))
+        return mx.concatenate(outs)[_rows_of(batch_order(groups), n_tokens)]
 
-    def _over_rows(self, heads: Heads, group: StepGroup, layer: int) -> mx.array:
+    def _over_rows(self, heads: Heads, group: StepGroup, layer: int, n_tokens: int) -> mx.array:
         rows = group.kv[layer]
-        rows.push(heads.k, heads.v)
-        return decode(
-            heads.q, *rows.reserved(), rows.length, heads.joined, group.padding, self._shape, self._weights
-        )
+        if n_tokens == 1:
+            rows.push(heads.k, heads.v)
+        else:
+            rows.push(*(_by_sequence(side, n_tokens) for side in (heads.k, heads.v)))
+        if n_tokens <= _READ_ANEW or group.padding is not None:
+            q, joined = heads.q, heads.joined
+            return decode(q, *rows.reserved(), rows.length, joined, group.padding, self._shape, self._weights)
+        return self._in_blocks(heads, rows, n_tokens)
+
+    def _in_blocks(self, heads: Heads, rows: KvRows, n_tokens: int) -> mx.array:
+        """Attention as in a prompt, which reads the rows once for all tokens of a sequence."""
+        n_heads, dim = self._shape.n_heads, self._shape.head_dim
+        q = _by_sequence(heads.q, n_tokens)
+        keys, values = rows.reserved(ALIGNMENT)
+        outs = [
+            attend_causal(q[i : i + 1], keys[i : i + 1], values[i : i + 1], rows.length, self._scale)
+            for i in range(q.shape[0])
+        ]
+        mixed = (mx.concatenate(outs) if len(outs) > 1 else outs[0]).transpose(0, 2, 1, 3)
+        gate = heads.joined[:, : 2 * n_heads * dim].reshape(*mixed.shape[:3], 2, dim)[..., 1, :]
+        return (mixed * mx.sigmoid(gate)).reshape(-1, n_heads * dim)
 
 
-def positions_of(groups: Sequence[StepGroup]) -> mx.array:
-    """The positions of all sequences of a step, [B] int32, in the batch's order."""
+def positions_of(groups: Sequence[StepGroup], n_tokens: int = 1) -> mx.array:
+    """The positions of T tokens of all sequences of a step, [B * T] int32, in the batch's order."""
     if len(groups) == 1:
-        return groups[0].positions
-    return mx.concatenate([group.positions for group in groups])[batch_order(groups)]
+        first = groups[0].positions
+    else:
+        first = mx.concatenate([group.positions for group in groups])[batch_order(groups)]
+    return first if n_tokens == 1 else (first[:, None] + mx.arange(n_tokens, dtype=mx.int32)).flatten()
+
+
+def _rows_of(members: mx.array, n_tokens: int) -> mx.array:
+    """Of sequences, the rows of their T tokens."""
+    return members if n_tokens == 1 else (members[:, None] * n_tokens + mx.arange(n_tokens)).flatten()
+
+
+def _by_sequence(heads: mx.array, n_tokens: int) -> mx.array:
+    """[B * T, H, 1, D] to [B, H, T, D]."""
+    _, n_heads, _, dim = heads.shape
+    return heads.reshape(-1, n_tokens, n_heads, dim).transpose(0, 2, 1, 3)
 
 
 def _shape_of(block: nn.Module, config: ModelConfig) -> AttentionShape:

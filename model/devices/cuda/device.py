@@ -24,6 +24,8 @@ from model.layers.network import Network, head_of, network_of
 from model.layers.ops import AddNorm, Ops
 from model.layers.projection import Projection, apply_unpacked
 
+_FEW_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
@@ -69,7 +71,7 @@ class CudaDevice:
         if not CompiledStep.takes(network.blocks):
             return network
         step = CompiledStep(model.model, network.blocks, head_of(model, config), ops)
-        return replace(network, step=step)
+        return replace(network, step=step, extend=step.extend, few_tokens=_FEW_TOKENS)
 
     def begin_loading(self) -> None:
         mx.set_cache_limit(LEAST_POOL)

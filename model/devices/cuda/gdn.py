@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.devices.cuda.kernels.gdn_prompt import TAPS, GdnShape, GdnWeights, can_walk, capture, walk
-from model.devices.cuda.kernels.gdn_step import step
-from model.layers.gdn import Gdn
+from model.devices.cuda.kernels.gdn_step import few, step
+from model.layers.gdn import Gdn, Trail
 from model.layers.ops import Ops
 from model.state import Recurrent
+
+
+@dataclass(frozen=True, slots=True)
+class StackTrail:
+    """A :class:`Trail` as the kernel writes it.
+
+    Attributes:
+        counts: [S], ascending.
+        windows: [S, B, 3, C].
+        matrices: [S, B, Hv, Dv, Dk].
+    """
+
+    counts: tuple[int, ...]
+    windows: mx.array
+    matrices: mx.array
+
+    def at(self, n_tokens: Sequence[int]) -> Recurrent:
+        slots = [self.counts.index(n) for n in n_tokens]
+        if len(self.counts) == 1:
+            return Recurrent(self.windows.squeeze(0), self.matrices.squeeze(0))
+        if len(slots) == 1:
+            at = slots[0]
+            return Recurrent(self.windows[at : at + 1, 0], self.matrices[at : at + 1, 0]).detached()
+        which = mx.array(slots), mx.arange(len(slots))
+        return Recurrent(self.windows[which], self.matrices[which])
 
 
 class CudaGdn(Gdn):
@@ -63,6 +89,20 @@ class CudaGdn(Gdn):
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         mixed, state = self.mix_step(self.inputs.joined(x)[:, 0], past)
         return self._ops.apply(self.output, mixed[:, None]), state
+
+    def extend(self, x: mx.array, past: Recurrent, capture_at: Sequence[int]) -> tuple[mx.array, Trail]:
+        rows = self.inputs.joined(x).reshape(-1, self._shape.width)
+        wanted = mx.array(list(capture_at), mx.int32)
+        mixed, windows, matrices = self.mix_few(rows, past, wanted)
+        trail = StackTrail(tuple(capture_at), windows, matrices)
+        return self._ops.apply(self.output, mixed.reshape(*x.shape[:2], -1)), trail
+
+    def mix_few(
+        self, rows: mx.array, past: Recurrent, wanted: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """T tokens of each of B sequences between the projections: [B * T, width] to [B * T, Hv * Dv], and
+        the windows and matrices after the token counts ``wanted`` [S], [S, B, ...]."""
+        return few(rows, past.window, past.matrix, wanted, self._shape, self._weights)
 
     def mix_step(self, rows: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """One token of each of B sequences between the projections: [B, width] to [B, Hv * Dv] and the

@@ -1,7 +1,8 @@
 """A decode step as a few compiled functions: one from each place where rows are appended to the next.
 
-A step launches some hundred and fifty kernels. Building that graph anew in Python takes as long as the GPU
-does; a compiled function keeps it. The rows themselves grow at every step, so they stay outside.
+A step of one token, or of a few, launches some hundred and fifty kernels. Building that graph anew in Python
+takes as long as the GPU does; a compiled function keeps it. The rows themselves grow at every step, so they
+stay outside.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.devices.cuda.attention import CudaAttention, Heads, positions_of
-from model.devices.cuda.gdn import CudaGdn
+from model.devices.cuda.gdn import CudaGdn, StackTrail
 from model.devices.cuda.mixture import CudaFeedForward
 from model.devices.cuda.product import Product
 from model.layers.attention import StepGroup
+from model.layers.gdn import Trail
 from model.layers.network import Block
 from model.layers.ops import Ops
 from model.state import Recurrent
 
 Arrays = list[mx.array]
+
+# Tokens of a sequence for which graphs are made; others are padded up to them.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class _Layer:
@@ -77,6 +82,9 @@ class CompiledStep:
     def __init__(self, model: nn.Module, blocks: Sequence[Block], head: nn.Module, ops: Ops) -> None:
         self._embed = model.embed_tokens
         self._head = Product([head], ops.apply, norm=model.norm, dtype=mx.float32)
+        self._last_norm = model.norm
+        self._nothing = mx.zeros((0,), mx.int32)  # no states are wanted
+        mx.eval(self._nothing)
         self._segments: list[_Segment] = []
         before: _Layer | None = None
         inside: list[_Layer] = []
@@ -96,28 +104,64 @@ class CompiledStep:
 
     def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """ids [B] to logits [B, V], lazily; the states advance."""
-        positions = positions_of(groups)
+        logits, states = self._run(ids, groups, recurrent, self._nothing)
+        recurrent[:] = [Recurrent(*pair) for pair in states]
+        return logits
+
+    def extend(
+        self,
+        ids: mx.array,
+        groups: Sequence[StepGroup],
+        recurrent: Sequence[Recurrent],
+        capture_at: Sequence[int],
+    ) -> tuple[mx.array, list[Trail]]:
+        """See :class:`model.layers.network.Extend`."""
+        n_seqs, n_tokens = ids.shape
+        # Behind the tokens others are fed, up to a number that a graph was made for; nobody sees them.
+        n_fed = next((size for size in _SIZES if size >= n_tokens), n_tokens)
+        ids = mx.pad(ids, [(0, 0), (0, n_fed - n_tokens)])
+        wanted = mx.array(list(capture_at), mx.int32)
+        rows, states = self._run(ids.flatten(), groups, recurrent, wanted)
+        for group in groups:
+            for kv in group.kv:
+                kv.truncate(group.n_columns + n_tokens)
+        trails: list[Trail] = [StackTrail(tuple(capture_at), *pair) for pair in states]
+        return rows.reshape(n_seqs, n_fed, -1)[:, :n_tokens], trails
+
+    def _run(
+        self,
+        ids: mx.array,
+        groups: Sequence[StepGroup],
+        recurrent: Sequence[Recurrent],
+        wanted: mx.array,
+    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
+        """T tokens of each of B sequences, ids [B * T]: the logits, and the window and the matrix of each GDN
+        layer afterwards; or, where states are ``wanted`` [S], the rows after the last norm, and the windows
+        and matrices [S, B, ...]."""
+        n_tokens = ids.size // sum(group.members.size for group in groups)
+        positions = positions_of(groups, n_tokens)
         carried = [ids]
-        n_linear, layers = 0, count()
+        states: list[tuple[mx.array, mx.array]] = []
+        past, layers = iter(recurrent), count()
         for segment in self._segments:
-            inside = slice(n_linear, n_linear + segment.n_recurrent)
-            states = [array for state in recurrent[inside] for array in (state.window, state.matrix)]
-            outs = segment.run([positions, *carried, *states])
-            n_outs = len(outs) - len(states)
+            before = [next(past) for _ in range(segment.n_recurrent)]
+            held = [array for state in before for array in (state.window, state.matrix)]
+            outs = segment.run([positions, wanted, *carried, *held])
+            n_outs = len(outs) - len(held)
             after = outs[n_outs:]
-            recurrent[inside] = [Recurrent(*after[i : i + 2]) for i in range(0, len(after), 2)]
-            n_linear = inside.stop
+            states += zip(after[::2], after[1::2], strict=True)
             if segment.attention is None:
                 break
             x, *heads = outs[:n_outs]
-            carried = [x, segment.attention.mix_step(Heads(*heads), groups, next(layers))]
-        return outs[0]
+            carried = [x, segment.attention.mix_step(Heads(*heads), groups, next(layers), n_tokens)]
+        return outs[0], states
 
     def _segment(self, before: _Layer | None, inside: Sequence[_Layer], last: _Layer | None) -> _Segment:
         """From the rows in ``before`` (None: from the ids) to those in ``last`` (None: to the logits)."""
 
         def run(arrays: Arrays) -> Arrays:
-            positions, first, *rest = arrays
+            positions, wanted, first, *rest = arrays
+            are_few = wanted.size > 0
             if before is None:
                 x = self._embed(first)
             else:
@@ -127,11 +171,15 @@ class CompiledStep:
             for i, layer in enumerate(inside):
                 assert isinstance(layer.mixer, CudaGdn)
                 past = Recurrent(*rest[2 * i : 2 * i + 2])
-                mixed, state = layer.mixer.mix_step(layer.enter(x), past)
+                if are_few:
+                    mixed, window, matrix = layer.mixer.mix_few(layer.enter(x), past, wanted)
+                else:
+                    mixed, state = layer.mixer.mix_step(layer.enter(x), past)
+                    window, matrix = state.window, state.matrix
                 x = layer.end(x, mixed)
-                after += [state.window, state.matrix]
+                after += [window, matrix]
             if last is None:
-                return [self._head(x), *after]
+                return [self._last_norm(x) if are_few else self._head(x), *after]
             assert isinstance(last.mixer, CudaAttention)
             return [x, *last.mixer.begin_step(last.enter(x), positions), *after]
 

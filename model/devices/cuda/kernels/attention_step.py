@@ -73,7 +73,9 @@ constexpr int G = HQ / HKV;
 __shared__ float sums[WARPS * G * D];
 __shared__ float stats[WARPS * G * 2];
 const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-const int part = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z;
+// The queries of a sequence are its last tokens, of which each sees one column more than the one before it.
+const int part = blockIdx.x, kv_head = blockIdx.y, query_row = blockIdx.z, sequence = query_row / n_tokens;
+const int length = n_columns - (n_tokens - 1 - query_row % n_tokens);
 const int per_part = ((length + gridDim.x - 1) / gridDim.x + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
 const int begin = part * per_part;
 const int end = begin + per_part < length ? begin + per_part : length;
@@ -91,7 +93,7 @@ struct __align__(BYTES < 16 ? BYTES : 16) Pack { T at[EACH]; };
 float query[G][EACH], sum[G][EACH], top[G], weight[G];
 #pragma unroll
 for (int g = 0; g < G; ++g) {
-  const T* source = &q[((long long)sequence * HQ + kv_head * G + g) * D + lane * EACH];
+  const T* source = &q[((long long)query_row * HQ + kv_head * G + g) * D + lane * EACH];
   for (int j = 0; j < EACH; ++j) {
     query[g][j] = static_cast<float>(source[j]) * SCALE;
     sum[g][j] = 0.0f;
@@ -153,7 +155,7 @@ const int g = lane / 4, t = lane % 4;
 unsigned query[RUNS][4];
 #pragma unroll
 for (int r = 0; r < RUNS; ++r) {
-  load(query[r], &q[((long long)sequence * HQ + kv_head * G + (g < G ? g : 0)) * D + 32 * r + 8 * t]);
+  load(query[r], &q[((long long)query_row * HQ + kv_head * G + (g < G ? g : 0)) * D + 32 * r + 8 * t]);
   for (int j = 0; j < 4; ++j) query[r][j] = g < G ? query[r][j] : 0u;
 }
 float sum[(SPANS + 1) / 2][8][4];
@@ -255,7 +257,7 @@ for (int i = threadIdx.x; i < G * D; i += THREADS) {
     total += kept * sums[(w * G + g) * D + d];
     share += kept * stats[(w * G + g) * 2 + 1];
   }
-  const long long at = ((long long)sequence * HQ + kv_head * G + g) * gridDim.x + part;
+  const long long at = ((long long)query_row * HQ + kv_head * G + g) * gridDim.x + part;
   parts[at * D + d] = total;
   if (d == 0) {
     tops[at] = highest;
@@ -295,7 +297,7 @@ _decode = {
         ["q", "keys", "values", "paddings"],
         ["parts", "tops", "weights"],
         _BEGIN + (_COLUMNS_IN_TENSOR_CORES if in_tensor_cores else _COLUMNS) + _END,
-        numbers=["length", "capacity"],
+        numbers=["n_columns", "capacity", "n_tokens"],
         header=TENSOR_CORE if in_tensor_cores else "",
     )
     for in_tensor_cores in (True, False)
@@ -387,20 +389,21 @@ def decode(
     shape: AttentionShape,
     weights: AttentionWeights,
 ) -> mx.array:
-    """One query of each of B sequences against its rows, gated.
+    """The queries of the last T tokens of each of B sequences against its rows, gated. Each of them reads the
+    rows anew, so T had better be small.
 
     Args:
-        q: [B, Hq, 1, D].
+        q: [B * T, Hq, 1, D].
         keys, values: [B, Hkv, S or more, D]; a view would be copied.
         n_columns: S.
-        rows: [B, ...] as for :func:`prepare`, for the gates.
+        rows: [B * T, ...] as for :func:`prepare`, for the gates.
         padding: [B] int32, columns on the left that are none of the sequence's; None for none.
 
     Returns:
-        [B, Hq * D].
+        [B * T, Hq * D].
     """
-    n_seqs, threads = q.shape[0], 32 * _WARPS
-    n_parts = min(-(-n_columns // _FEWEST_COLUMNS), -(-_BLOCKS // (n_seqs * shape.n_kv_heads)))
+    n_queries, threads = q.shape[0], 32 * _WARPS
+    n_parts = min(-(-n_columns // _FEWEST_COLUMNS), -(-_BLOCKS // (n_queries * shape.n_kv_heads)))
     constants = shape.constants(q.dtype)
     group, dim = shape.n_heads // shape.n_kv_heads, shape.head_dim
     in_tensor_cores = q.dtype == mx.bfloat16 and group <= 8 and dim <= 256 and has_tensor_cores()
@@ -409,19 +412,20 @@ def decode(
     parts, tops, shares = _decode[in_tensor_cores](
         [q, keys, values, weights.frequencies if padding is None else padding],
         constants | {"AT_ONCE": at_once, "IS_PADDED": int(padding is not None), "THREADS": threads},
-        (n_parts, shape.n_kv_heads, n_seqs),
+        (n_parts, shape.n_kv_heads, n_queries),
         threads,
-        [((n_seqs, shape.n_heads, n_parts, shape.head_dim), mx.float32)]
-        + [((n_seqs, shape.n_heads, n_parts), mx.float32)] * 2,
+        [((n_queries, shape.n_heads, n_parts, shape.head_dim), mx.float32)]
+        + [((n_queries, shape.n_heads, n_parts), mx.float32)] * 2,
         n_columns,
         keys.shape[2],
+        n_queries // keys.shape[0],
     )
     (out,) = _join(
         [parts, tops, shares, rows],
         constants,
-        (shape.n_heads, n_seqs),
+        (shape.n_heads, n_queries),
         shape.head_dim,
-        [((n_seqs, shape.n_heads * shape.head_dim), q.dtype)],
+        [((n_queries, shape.n_heads * shape.head_dim), q.dtype)],
         n_parts,
     )
     return out
