@@ -8,9 +8,32 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from model.errors import CrossturnError
-from server.commands import Command, chat, check, completion, explain, pack, serve, service, sessions, top
+from server.commands import (
+    Command,
+    chat,
+    check,
+    completion,
+    explain,
+    launch,
+    pack,
+    serve,
+    service,
+    sessions,
+    top,
+)
 
-COMMANDS: tuple[Command, ...] = (serve, chat, top, sessions, explain, pack, check, service, completion)
+COMMANDS: tuple[Command, ...] = (
+    serve,
+    chat,
+    launch,
+    top,
+    sessions,
+    explain,
+    pack,
+    check,
+    service,
+    completion,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
