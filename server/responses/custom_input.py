@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from server.responses.toolbox import INPUT
+from model.text.grammar.calls import INPUT
 
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"

@@ -87,6 +87,7 @@ def decode(fields: PromptFields, sender: Sender, shelf: Shelf) -> Decoded:
         messages=told.messages,
         tools=toolbox.definitions,
         late_tools=toolbox.late,
+        forms=toolbox.forms,
         tool_choice=toolbox.choice(fields.tool_choice, parallel=fields.parallel_tool_calls is not False),
         response_format=_format(fields),
         thinking=_thinking(fields, request),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from model.errors import InputError
+from model.text.grammar.calls import INPUT
 from server.responses.item_schema import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -27,7 +28,7 @@ from server.responses.item_schema import (
     ToolSearchOutputItem,
 )
 from server.responses.tool_schema import Tool
-from server.responses.toolbox import INPUT, TOOL_SEARCH, functions_of, shown_name
+from server.responses.toolbox import TOOL_SEARCH, functions_of, shown_name
 
 MORE_TOOLS = "From here on you have these tools, too:"
 BETWEEN = "\n\n"
@@ -106,7 +107,7 @@ def is_head(item: Item, told: Conversation) -> bool:
 
 def _told_of(tools: Sequence[Tool]) -> str:
     """Tools as the head of a prompt has them, one a line."""
-    definitions = (definition for tool in tools for _, _, definition in functions_of(tool, ""))
+    definitions = (function.definition for tool in tools for function in functions_of(tool))
     return "\n".join(json.dumps(definition, ensure_ascii=False) for definition in definitions)
 
 

@@ -1,16 +1,17 @@
 """The tools of a request as the model sees them, and what a call of one of them is called for its client.
 
-Every tool is shown as a function. One of a namespace carries the namespace in its name; a custom tool has the
-one string parameter :data:`INPUT`; a search that the client does is the function ``tool_search``.
+Every tool is shown as a function. One of a namespace carries the namespace in its name; a custom tool has one
+string parameter, ``input``; a search that the client does is the function ``tool_search``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from model.errors import InputError
+from model.text.grammar.calls import TextForm, text_tool
 from server.responses.tool_schema import (
     AllowedTools,
     CustomTool,
@@ -24,7 +25,6 @@ from server.responses.tool_schema import (
 from server.responses.tool_schema import ToolChoice as AskedChoice
 from server.turn.turn import ToolChoice
 
-INPUT = "input"
 TOOL_SEARCH = "tool_search"
 _SEARCH_PARAMETERS = {
     "type": "object",
@@ -44,6 +44,21 @@ class Origin:
     namespace: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A tool as the model sees it, and the field of the request that brought it."""
+
+    path: str
+    origin: Origin
+    definition: dict[str, Any]
+    form: TextForm | None = None
+
+    @property
+    def name(self) -> str:
+        name: str = self.definition["function"]["name"]
+        return name
+
+
 def shown_name(name: str, namespace: str | None = None) -> str:
     """The name that the model knows a tool by."""
     if not namespace:
@@ -59,12 +74,14 @@ class Toolbox:
         definitions: as functions, in the order in which they came.
         late: those that a message tells of.
         origins: what the client calls them, by their shown names.
+        forms: what the text of custom tools must look like, by their shown names.
         names: what the client calls the places in ``definitions``, see :class:`server.turn.turn.Turn`.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
     late: list[dict[str, Any]] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
+    forms: dict[str, TextForm] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, tools: Sequence[Tool], where: str, *, late: bool = False) -> None:
@@ -77,20 +94,25 @@ class Toolbox:
             InputError: two different tools have the same name.
         """
         for i, tool in enumerate(tools):
-            for path, origin, definition in functions_of(tool, f"{where}[{i}]"):
-                self._add_one(path, origin, definition, late)
+            for function in functions_of(tool, f"{where}[{i}]"):
+                self._add_one(function, late)
 
-    def _add_one(self, path: str, origin: Origin, definition: dict[str, Any], late: bool) -> None:
-        shown = definition["function"]["name"]
-        if shown in self.origins:
-            if definition in (*self.definitions, *self.late) and self.origins[shown] == origin:
+    def _add_one(self, function: Shown, late: bool) -> None:
+        name, path = function.name, function.path
+        if name in self.origins:
+            if (
+                function.definition in (*self.definitions, *self.late)
+                and self.origins[name] == function.origin
+            ):
                 return
-            raise InputError(f"Two tools are named '{shown}'.", param=f"{path}.name")
+            raise InputError(f"Two tools are named '{name}'.", param=f"{path}.name")
         field, group = ("late_tools", self.late) if late else ("tools", self.definitions)
         self.names[f"{field}[{len(group)}]"] = path
         self.names[f"{field}[{len(group)}].function"] = path
-        group.append(definition)
-        self.origins[shown] = origin
+        group.append(function.definition)
+        self.origins[name] = function.origin
+        if function.form is not None:
+            self.forms[name] = function.form
 
     def origin(self, shown: str) -> Origin:
         """What the client calls the tool that the model calls ``shown``."""
@@ -129,54 +151,41 @@ class Toolbox:
         )
 
 
-def functions_of(tool: Tool, path: str) -> Iterator[tuple[str, Origin, dict[str, Any]]]:
+def functions_of(tool: Tool, path: str = "") -> Iterator[Shown]:
     """The functions that ``tool`` is shown as; a hosted one that is only said to be off is none."""
     match tool:
-        case FunctionTool():
-            yield path, Origin("function", tool.name), _function(tool)
-        case CustomTool():
-            yield path, Origin("custom", tool.name), _custom(tool)
+        case FunctionTool() | CustomTool():
+            yield _shown(tool, path)
         case NamespaceTool():
             for i, inner in enumerate(tool.tools):
-                kind: Kind = "custom" if isinstance(inner, CustomTool) else "function"
-                definition = (
-                    _custom(inner, tool.name)
-                    if isinstance(inner, CustomTool)
-                    else _function(inner, tool.name)
-                )
-                yield f"{path}.tools[{i}]", Origin(kind, inner.name, tool.name), definition
+                yield _shown(inner, f"{path}.tools[{i}]", tool.name)
         case ToolSearchTool():
-            yield path, Origin("tool_search", TOOL_SEARCH), _search(tool)
+            definition = _definition(
+                name=TOOL_SEARCH,
+                description=tool.description,
+                parameters=tool.parameters or _SEARCH_PARAMETERS,
+            )
+            yield Shown(path, Origin("tool_search", TOOL_SEARCH), definition)
 
 
-def _function(tool: FunctionTool, namespace: str | None = None) -> dict[str, Any]:
-    return _definition(
-        name=shown_name(tool.name, namespace),
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
-
-
-def _custom(tool: CustomTool, namespace: str | None = None) -> dict[str, Any]:
-    if isinstance(tool.format, GrammarInput):
-        raise InputError(
-            f"The grammar of the tool '{tool.name}' cannot be enforced yet.",
-            param="tools",
-            code="invalid_value",
+def _shown(tool: FunctionTool | CustomTool, path: str, namespace: str | None = None) -> Shown:
+    name = shown_name(tool.name, namespace)
+    if isinstance(tool, CustomTool):
+        form = _form(tool)
+        return Shown(
+            path, Origin("custom", tool.name, namespace), text_tool(name, tool.description, form), form
         )
-    text: Mapping[str, Any] = {"type": "string"}
-    return _definition(
-        name=shown_name(tool.name, namespace),
-        description=tool.description,
-        parameters={"type": "object", "properties": {INPUT: text}, "required": [INPUT]},
+    definition = _definition(
+        name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
     )
+    return Shown(path, Origin("function", tool.name, namespace), definition)
 
 
-def _search(tool: ToolSearchTool) -> dict[str, Any]:
-    return _definition(
-        name=TOOL_SEARCH, description=tool.description, parameters=tool.parameters or _SEARCH_PARAMETERS
-    )
+def _form(tool: CustomTool) -> TextForm | None:
+    """What the text of a custom tool must look like, where its client says so."""
+    if isinstance(tool.format, GrammarInput):
+        return TextForm(tool.format.syntax, tool.format.definition)
+    return None
 
 
 def _definition(**function: Any) -> dict[str, Any]:
