@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from model.text.chat import RenderedPrompt
+from model.text.messages import THINK
 from server.events import WarmRequest
 from server.turn.compose import ComposedTurn
 from server.turn.reply import Reply
@@ -18,7 +22,7 @@ def warm_request(asked: ComposedTurn, reply: Reply, renderer: ChatRenderer) -> W
     conversation = asked.conversation
     known = renderer.known_next(
         conversation.messages,
-        reply.message(),
+        as_sent_back(reply, conversation.messages),
         tools=conversation.tools,
         template_kwargs=conversation.template_kwargs,
     )
@@ -27,6 +31,22 @@ def warm_request(asked: ComposedTurn, reply: Reply, renderer: ChatRenderer) -> W
         slot=asked.generation.slot,
         prompt=RenderedPrompt(ids=known),
     )
+
+
+def as_sent_back(reply: Reply, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The message that ``reply`` is in the next request: of a client whose newest message of the assistant
+    came back without a thought, the next one will, too."""
+    message = reply.message()
+    newest = next((one for one in reversed(messages) if one.get("role") == "assistant"), None)
+    if newest is not None and not _has_thought(newest):
+        message.pop("reasoning_content", None)
+    return message
+
+
+def _has_thought(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    is_tagged = isinstance(content, str) and content.lstrip().startswith(THINK)
+    return bool(message.get("reasoning_content") or message.get("reasoning")) or is_tagged
 
 
 def is_worth_it(asked: ComposedTurn) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from server.settings import Settings
-from tests.conformance.measured import MeasuredTurn, measured_demo
 from tests.conformance.programs import NODE, needs_node, run
 from tests.conformance.test_responses_agents import codex
 from tests.fakes.live_server import Live
+from tests.fakes.measured import MeasuredTurn, measured_demo
 from tests.fakes.scripted import xml_call
 
 pytestmark = [
