@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cache.planner import SlotKey
 from cache.ring import RingLimits
 from cache.store import Store
 from cache.travel import Traveller, unpack
+from model.backend import detect
 from model.checkpoint.hub import resolve
 from model.errors import ModelError
 from model.text.chat import ChatFormat
@@ -27,6 +29,7 @@ from server.http.gateway import Gateway
 from server.http.keys import Keys
 from server.lifetime import serve_http
 from server.listen import url_of
+from server.loading import loading, settle_bars
 from server.settings import Settings
 from server.signals import SignalWatch
 from server.turn.sampling import read_defaults
@@ -42,12 +45,14 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
         ModelError: the model cannot be found or loaded.
     """
     keys = Keys.of(settings)
-    path = resolve(settings.model)
+    settle_bars()
+    path = resolve(settings.model, n_memory_bytes=detect().n_memory_bytes)
     tokenizer = TextTokenizer.from_dir(path)
     chat = ChatFormat(tokenizer)
     sampling = read_defaults(path)
-    engine = Engine(engine_options(settings, path), tokenizer)
-    info = engine.start()
+    with loading(settings.model) as tell:
+        engine = Engine(replace(engine_options(settings, path), on_progress=tell), tokenizer)
+        info = engine.start()
     grammars = GrammarCompiler(tokenizer, info.vocab_size)
     served = Served(
         names=names_of(settings, path),

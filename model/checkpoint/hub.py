@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
+from model.checkpoint.config import MODEL_TYPES, read_json
 from model.checkpoint.shards import missing_files
-from model.errors import ModelNotFoundError
+from model.errors import CheckpointError, ModelNotFoundError
 
 DEMO = "demo"
 _DEMO_DIR = Path(__file__).parent.parent / "demo"
 # Weights, tokenizer and templates; no pickles, no code.
-_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = "model*.safetensors"
+_PATTERNS = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 
 _log = logging.getLogger("crossturn.model")
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, *, n_memory_bytes: int | None = None) -> Path:
     """The directory that holds checkpoint ``name``.
 
     Args:
         name: ``demo``, a path, or ``org/repo``. A repository that is whole in the cache is used without any
             network; one that is not is completed.
+        n_memory_bytes: what a model may take here; a larger one is warned of before it is downloaded.
 
     Raises:
         ModelNotFoundError: it is nowhere, or could only be had from a network that is not there.
@@ -37,7 +42,29 @@ def resolve(name: str) -> Path:
         raise ModelNotFoundError(f"{name} is a file: name the directory of the checkpoint")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ModelNotFoundError(f"there is no directory {name}")
-    return _from_hub(name)
+    return _from_hub(name, n_memory_bytes)
+
+
+def cached_models() -> Iterator[tuple[str, Path]]:
+    """The repositories in the Hub's cache with a model of this family, and their newest snapshots."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return
+    for repo in sorted(repositories, key=lambda repo: repo.repo_id.lower()):
+        newest = max(repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
+        if repo.repo_type == "model" and _is_of_the_family(newest.snapshot_path):
+            yield repo.repo_id, newest.snapshot_path
+
+
+def _is_of_the_family(path: Path) -> bool:
+    try:
+        return read_json(path / "config.json").get("model_type") in MODEL_TYPES
+    except CheckpointError:
+        return False
 
 
 def _checked(path: Path) -> Path:
@@ -46,7 +73,7 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _from_hub(repo: str) -> Path:
+def _from_hub(repo: str, n_memory_bytes: int | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -69,6 +96,7 @@ def _from_hub(repo: str) -> Path:
         raise ModelNotFoundError(
             f"{lacking} and HF_HUB_OFFLINE is set: unset it once to download, or name a local directory"
         )
+    _announce(repo, n_memory_bytes)
     try:
         path = _download(repo)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -117,6 +145,35 @@ def _download(repo: str) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(repo, allow_patterns=_PATTERNS, max_workers=4))
+
+
+def _announce(repo: str, n_memory_bytes: int | None) -> None:
+    """Say what a download is of, and warn of one that cannot run here. What cannot be learnt is not said."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        n_bytes = _weight_bytes(repo)
+    except (HfHubHTTPError, OSError, ValueError):
+        return
+    if n_memory_bytes is not None and n_bytes > n_memory_bytes:
+        _log.warning(
+            "%s has %.1f GiB of weights, and a model may take %.1f GiB here: it will not run. "
+            "Ctrl-C ends the download",
+            repo,
+            n_bytes / 2**30,
+            n_memory_bytes / 2**30,
+        )
+    else:
+        _log.info("downloading %s: %.1f GiB of weights", repo, n_bytes / 2**30)
+
+
+def _weight_bytes(repo: str) -> int:
+    """Of all the files of weights in ``repo``, by what the Hub says of them."""
+    from huggingface_hub import HfApi
+
+    siblings = HfApi().model_info(repo, files_metadata=True, timeout=10).siblings or []
+    weights = [s for s in siblings if fnmatch(s.rfilename, _WEIGHTS)]
+    return sum(file.size or 0 for file in weights)
 
 
 def _missing(path: Path) -> list[str]:

@@ -16,7 +16,7 @@ from cache.ring import RingLimits
 from cache.store import Store
 from model.backend import detect, without_kernels
 from model.checkpoint.config import ModelConfig, read_config
-from model.checkpoint.load import load
+from model.checkpoint.load import Progress, load
 from model.codec import StateCodec
 from model.device import Device
 from model.errors import ModelError
@@ -40,6 +40,7 @@ class EngineOptions:
         kernels: compute by kernels made for the device, and not by MLX's own operations alone.
         kv_bits: 8 or 4 to store keys and values in so many bits, or None.
         hashes_file: remembers the hash of the weights between starts, or None.
+        on_progress: told how much of the weights is read.
         wires_weights: whether the weights stay resident on a Mac, whatever else needs memory.
         context_length: tokens of a prompt and its reply together; None for the model's own limit.
         memory_budget: bytes for retained conversations; None for what the machine allows.
@@ -59,6 +60,7 @@ class EngineOptions:
     kv_bits: int | None = None
     hashes_file: Path | None = None
     wires_weights: bool = False
+    on_progress: Progress | None = None
     context_length: int | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
@@ -87,9 +89,10 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         kv_bits=options.kv_bits,
         hashes_file=options.hashes_file,
         device=device if options.kernels else without_kernels(device),
+        on_progress=options.on_progress,
     )
     forward.warm_up()
-    budget_bytes = options.memory_budget or default_budget(device, forward)
+    budget_bytes = options.memory_budget or default_budget(device, forward.n_weight_bytes)
     room = device.n_memory_bytes - forward.n_weight_bytes - budget_bytes
     forward.fit_parts(room)
     device.settle_memory(
@@ -135,9 +138,9 @@ def _context_length(config: ModelConfig, asked: int | None) -> int:
     return asked or config.max_context
 
 
-def default_budget(device: Device, forward: Forward) -> int:
+def default_budget(device: Device, n_weight_bytes: int) -> int:
     """Bytes for retained conversations: the device's share of what the machine can give, less the weights."""
-    return max(int((device.n_memory_bytes - forward.n_weight_bytes) * device.budget_share), LEAST_BUDGET)
+    return max(int((device.n_memory_bytes - n_weight_bytes) * device.budget_share), LEAST_BUDGET)
 
 
 def disk_tier(

@@ -332,7 +332,7 @@ def test_tenants_share_nothing_though_they_say_the_same(make_loop: MakeLoop) -> 
 
 def test_m4_a_mac_shares_what_the_weights_leave_with_its_desktop(tiny_forward: Forward) -> None:
     machine = MetalDevice("a chip", 2**34)
-    assert default_budget(machine, tiny_forward) == (2**34 - tiny_forward.n_weight_bytes) // 2
+    assert default_budget(machine, tiny_forward.n_weight_bytes) == (2**34 - tiny_forward.n_weight_bytes) // 2
 
 
 def test_prompts_are_read_in_parts_for_which_the_budget_leaves_room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from huggingface_hub import constants
 from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
 
 import model.checkpoint.hub as hub
-from model.checkpoint.hub import resolve
+from model.checkpoint.hub import cached_models, resolve
 from model.checkpoint.shards import INDEX
 from model.errors import ModelNotFoundError
 
@@ -184,3 +185,47 @@ def test_h04_an_uncached_repository_is_refused_offline_with_the_fix(cache: Path)
 def test_h04_a_name_no_repository_can_have_is_refused() -> None:
     with pytest.raises(ModelNotFoundError, match="nor can a repository have that name"):
         resolve("org/--model--")
+
+
+@pytest.fixture
+def told(online: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is logged when a repository of 3 GiB is downloaded by a machine that has room for 2 GiB."""
+    snapshot = put_into_cache(online, "org/model", WHOLE)
+    (snapshot / "model.safetensors").unlink()
+
+    def download(_: str) -> Path:
+        caplog.records.append(logging.makeLogRecord({"msg": "the download begins"}))
+        (snapshot / "model.safetensors").write_text("{}")
+        return snapshot
+
+    monkeypatch.setattr(hub, "_weight_bytes", lambda _: 3 * 2**30)
+    monkeypatch.setattr(hub, "_download", download)
+    with caplog.at_level(logging.INFO, logger="crossturn.model"):
+        resolve("org/model", n_memory_bytes=2 * 2**30)
+        (snapshot / "model.safetensors").unlink()
+        resolve("org/model", n_memory_bytes=4 * 2**30)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_model_that_cannot_fit_is_warned_of_before_it_is_downloaded(told: list[str]) -> None:
+    assert told == [
+        "org/model has 3.0 GiB of weights, and a model may take 2.0 GiB here: it will not run. "
+        "Ctrl-C ends the download",
+        "the download begins",
+        "downloading org/model: 3.0 GiB of weights",
+        "the download begins",
+    ]
+
+
+def test_cached_models_are_those_of_the_family_by_their_newest_snapshot(cache: Path) -> None:
+    for repo, model_type in (("b/model", "qwen3_5"), ("A/model", "qwen3_5_moe"), ("c/other", "llama")):
+        snapshot = put_into_cache(cache, repo, WHOLE)
+        (snapshot / "config.json").write_text(json.dumps({"model_type": model_type}))
+    put_into_cache(cache, "d/broken", ("model.safetensors",))
+    assert [name for name, _ in cached_models()] == ["A/model", "b/model"]
+    assert all((path / "config.json").is_file() for _, path in cached_models())
+
+
+def test_without_a_cache_there_are_no_cached_models(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "nowhere"))
+    assert list(cached_models()) == []

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import model.checkpoint.load as loading
 from model.checkpoint.config import read_config
 from model.checkpoint.load import load
 from model.errors import CheckpointError
@@ -353,3 +354,12 @@ def test_bfloat16_computes_in_bfloat16_with_a_float32_recurrent_state(tmp_path: 
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="dtype 'int3'"):
         load(tiny.write_text(tmp_path), dtype="int3")
+
+
+def test_progress_ends_with_all_bytes_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_READ_BYTES", 40_000)
+    told: list[tuple[int, int]] = []
+    model = load(tiny.write_text(tmp_path), on_progress=lambda *progress: told.append(progress))
+    assert len(told) > 3
+    assert told == sorted(told)
+    assert told[-1] == (model.n_weight_bytes, model.n_weight_bytes)
