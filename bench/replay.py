@@ -248,7 +248,7 @@ def wanted(asks: Iterable[Ask], unit: int) -> Iterator[Wanted]:
     for ask in asks:
         if not ask.is_ahead:
             is_lost = len(ask.reply) == 0 or ask.reply[0] == 0xFFFF_FFFF
-            yield Wanted(ask.session, ask.ids[::unit], ask.reply[:0] if is_lost else ask.reply)
+            yield Wanted(ask.session, ask.ids[::unit].copy(), ask.reply[:0] if is_lost else ask.reply)
 
 
 def worth_of(asks: Iterable[Ask], weights: Weights) -> int:

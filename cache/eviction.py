@@ -26,6 +26,9 @@ PATIENCE_S = 300.0
 """A pause so long is ordinary within a conversation. Ages count from there, so that among those in use
 the dear ones stay, not the ones that happened to speak last."""
 
+_LEAST_GOING_ON = 0.05
+"""However surely prompts left a conversation before its end, the next one may not."""
+
 _LEFT_BEHIND = 1e-3
 """What is left of the worth of a conversation that was only guessed, or whose place another one took."""
 
@@ -100,7 +103,7 @@ def _assess(slot: Slot, entry: Entry, ledger: Ledger, habits: Habits) -> Iterato
     if len(entry.ring) == 0 or 2 * slot.rebuild_work(entry) < len(entry):
         yield _assess_whole(slot, entry, ledger)
     if len(entry.ring):
-        yield _assess_end(slot, entry, ledger)
+        yield _assess_end(slot, entry, ledger, habits)
     for length, work_per_byte in _assess_checkpoints(entry, ledger, habits):
         yield Assessment(entry, length, work_per_byte)
 
@@ -110,12 +113,14 @@ def _assess_whole(slot: Slot, entry: Entry, ledger: Ledger) -> Assessment:
     return Assessment(entry, None, slot.rebuild_work(entry) / n_freed)
 
 
-def _assess_end(slot: Slot, entry: Entry, ledger: Ledger) -> Assessment:
-    """All behind the newest checkpoint, whose place the live state then takes."""
+def _assess_end(slot: Slot, entry: Entry, ledger: Ledger, habits: Habits) -> Assessment:
+    """All behind the newest checkpoint, whose place the live state then takes. It saves work only where the
+    next prompt goes on from the very end: not after a thought that the template strips."""
     newest = entry.ring.checkpoints[-1]
     n_rows_bytes = max(0, entry.n_own_bytes - newest.n_bytes)
     n_freed = n_rows_bytes * (len(entry) - newest.length) // len(entry) + ledger.freed_by(newest)
-    work = min(len(entry) - newest.length, slot.rebuild_work(entry))
+    goes_on = 1.0 - sum(_returns_between(entry, np.array([0, len(entry)]), habits))
+    work = min(len(entry) - newest.length, slot.rebuild_work(entry)) * max(goes_on, _LEAST_GOING_ON)
     return Assessment(entry, None, work / max(n_freed, 1), cut_at=newest.length)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from cache.boundaries import MERGE_TOKENS, PromptShape, choose_captures
-from cache.entry import Entry, RunningEntry
+from cache.entry import Entry, Parent, RunningEntry
 from cache.planner import (
     CrossTurnPrefixMetadata,
     ExactAppend,
@@ -52,6 +52,7 @@ class Choice:
             back to the entry's end.
         captures: positions to keep a state at while the rest is fed, ascending.
         keep: positions that the ring must not thin while this prompt is the conversation's last.
+        parent: the conversation that the request's branches off, as far as its session may know.
         is_guess: whether nobody has asked for the prompt yet.
         is_affordable: whether nothing of worth goes for it. A guess that is not affordable is not read.
         source: the entry that is reused or, in a full refill, the nearest one; None when the slot is
@@ -69,6 +70,7 @@ class Choice:
     begins_inside_last_message: bool
     captures: tuple[int, ...]
     keep: frozenset[int]
+    parent: Parent | None
     is_guess: bool
     is_affordable: bool
     source: Entry | RunningEntry | None = field(repr=False)
@@ -220,7 +222,9 @@ def choose(
     forks = should_fork(found, prompt_ids, shape.system_end, free_bytes=free_bytes)
     is_affordable = True
     if is_guess and plan.reusable_len > 0 and found.n_left_behind >= MIN_FORK_TOKENS:
-        forks, is_affordable = True, found.n_copied_bytes <= free_bytes
+        assert found.source is not None
+        n_bytes = found.source.n_own_bytes * len(prompt_ids) // len(found.source)
+        forks, is_affordable = True, n_bytes <= free_bytes
     keep = shape.keep
     if parted_at is not None:
         keep |= {parted_at}
@@ -246,10 +250,18 @@ def choose(
             max_count=max_captures,
         ),
         keep=keep,
+        parent=_parent(found) if forks else None,
         is_guess=is_guess,
         is_affordable=is_affordable,
         source=found.source,
     )
+
+
+def _parent(found: Candidate) -> Parent | None:
+    source = found.source
+    if source is None or found.origin == "shared":
+        return None
+    return Parent(source.slot, source.number, source.lineage, found.plan.reusable_len)
 
 
 def _parted_at(found: Candidate, diverged_at: int | None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cache.entry import Conversation, Entry, RunningEntry
+from cache.entry import Conversation, Entry, Parent, RunningEntry
 from cache.planner import SlotKey, longest_common_token_prefix
 from cache.state import Checkpoint
 
@@ -139,6 +139,7 @@ class EntryInfo:
     """One entry, for people: lengths in tokens, ages in seconds.
 
     Attributes:
+        parent: the conversation it branched off.
         n_bytes: bytes held; a checkpoint that several entries of the slot hold counts in the first one.
     """
 
@@ -150,6 +151,7 @@ class EntryInfo:
     idle_s: float
     n_hits: int
     running: bool
+    parent: Parent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,7 @@ def describe(conversations: Iterable[Entry | RunningEntry], now: float) -> tuple
             idle_s=0.0 if isinstance(c, RunningEntry) else now - c.used_at,
             n_hits=c.n_hits,
             running=isinstance(c, RunningEntry),
+            parent=c.parent,
         )
         by_slot.setdefault(c.slot, []).append(info)
     return tuple(SlotInfo(slot, tuple(infos)) for slot, infos in by_slot.items())

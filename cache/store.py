@@ -14,7 +14,7 @@ from cache import selection
 from cache.boundaries import PromptShape
 from cache.disk.manifest import Found
 from cache.disk.tier import DiskTier, NoDisk
-from cache.entry import Entry, Parent, Parts, RunningEntry, Standing, TokenBuffer, copied
+from cache.entry import Entry, Parts, RunningEntry, Standing, TokenBuffer, copied
 from cache.eviction import PATIENCE_S, ChooseVictim, least_useful, least_useful_spare
 from cache.habits import Habits
 from cache.planner import (
@@ -162,7 +162,7 @@ class Store:
             keep=choice.keep,
             moved=moved,
             known_shape=None if source is None or not choice.plan.reusable_len else source.shape,
-            parent=self._parent(choice),
+            parent=choice.parent,
             standing=Standing.GUESS if choice.is_guess and moved is None else Standing.GOING_ON,
         )
         if moved is not None and moved.standing is Standing.GUESS and not choice.is_guess:
@@ -467,13 +467,6 @@ class Store:
         whole = choice.plan.shared_token_prefix_len == len(choice.prompt_ids)
         place = choice.source.place_of(choice.plan.shared_token_prefix_len) if left_at or whole else None
         self._habits.saw(choice.slot, place)
-
-    def _parent(self, choice: Choice) -> Parent | None:
-        """What the conversation branches off, as far as its own session may know."""
-        source = choice.source
-        if source is None or not choice.forks or choice.origin == "shared":
-            return None
-        return Parent(source.slot, source.number, source.lineage, choice.plan.reusable_len)
 
     def _supersede(self, guess: Entry) -> None:
         """``guess`` came true: the conversation goes on in it, not in the one that it was read ahead of."""

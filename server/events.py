@@ -100,7 +100,11 @@ class Divergence:
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """What was reused for a prompt, and why no more; the ``crossturn`` object of a response, which leaves
-    ``divergence`` out."""
+    ``divergence`` out.
+
+    Attributes:
+        parent: ``slot/entry`` of the conversation that this one branches off, if it does.
+    """
 
     slot: str
     mode: Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
@@ -110,6 +114,7 @@ class PlanReport:
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
+    parent: str | None = None
     divergence: Divergence | None = field(default=None, repr=False)
 
 

@@ -114,6 +114,8 @@ class RequestRecord:
         pairs = [f"id={self.id}"]
         for plan in self.plans[:1]:
             pairs += [f"slot={plan.slot}", f"mode={plan.mode}"]
+            if plan.parent is not None:
+                pairs.append(f"parent={plan.parent}")
         pairs += [
             f"prompt={self.n_prompt_tokens}",
             f"reused={self.n_reused_tokens}",

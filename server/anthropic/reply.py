@@ -159,6 +159,7 @@ def plan_body(report: PlanReport) -> PlanBody:
         prefilled_tokens=report.prefilled_tokens,
         checkpoint=report.checkpoint,
         reason=report.reason,
+        parent=report.parent,
     )
 
 

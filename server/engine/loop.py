@@ -250,6 +250,8 @@ class EngineLoop:
     def _begin_ahead(self, request: WarmRequest) -> None:
         try:
             plan = self._planner.plan(request)
+            if not plan.choice.is_affordable:
+                return
             running = self._store.take(plan.choice)
         except BaseException as fault:
             self._fail_ahead(request, fault)

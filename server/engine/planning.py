@@ -12,7 +12,7 @@ from model.text.tokenizer import TextTokenizer
 from server.engine.fed_ids import adopt_fed_ids
 from server.engine.report import plan_report, prompt_shape
 from server.engine.ticket import Prompted
-from server.events import PlanReport
+from server.events import PlanReport, WarmRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,14 @@ class Planner:
         return Plan(prompt, choice, report, _left_behind(choice))
 
     def _choose(self, request: Prompted, prompt: RenderedPrompt) -> Choice:
-        return self._store.plan(request.slot, prompt.ids, prompt_shape(prompt))
+        is_guess = isinstance(request, WarmRequest)
+        return self._store.plan(request.slot, prompt.ids, prompt_shape(prompt), is_guess=is_guess)
 
 
 def _left_behind(choice: Choice) -> tuple[TokenIds, ...]:
     """What the prompt leaves of its own session's conversation: the reply that is made anew, the thought that
     was stripped. Of other sessions nothing, for drafts that come true can be told by the time."""
-    if choice.source is None or choice.origin == "shared":
+    if choice.source is None or choice.source.slot != choice.slot:
         return ()
     start = max(choice.plan.shared_token_prefix_len - _CONTEXT_TOKENS, 0)
     return (choice.source.ids.view[start:].copy(),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from cache.boundaries import PromptShape
+from cache.boundaries import FIRST_MARK, PromptShape
 from cache.planner import FullRefill, ReplayFromCheckpoint, TokenIds
 from cache.selection import Choice
 from model.text.chat import RenderedPrompt
@@ -67,6 +67,7 @@ def plan_report(
         prefilled_tokens=plan.suffix_len,
         checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
         reason=reason(choice, where) + adopted,
+        parent=None if choice.parent is None else f"{choice.parent.slot}/{choice.parent.number}",
         divergence=_divergence(choice, prompt, decode),
     )
 
@@ -106,12 +107,17 @@ def reason(choice: Choice, where: Callable[[int], str] = "token {}".format) -> s
         return f"The retained entry has another {plan.mismatch}, so nothing of it can be reused."
     if choice.source is None:
         return "Nothing is retained for this session yet."
+    if choice.origin == "kindred":
+        return f"{plan.reusable_len} tokens are reused, copied from a conversation of another session."
     if choice.origin == "shared":
         return f"{plan.reusable_len} tokens are reused, copied from the system prompt of another session."
     if plan.shared_token_prefix_len == 0:
         return "The prompt differs from everything retained at its first token."
     if choice.diverged_at is not None:
-        return f"The prompt leaves the retained entry in {where(choice.diverged_at)}; {_reused(choice)}."
+        left = f"The prompt leaves the retained entry in {where(choice.diverged_at)}"
+        if choice.diverged_at < FIRST_MARK:
+            return f"{left}, so near its beginning that no state before it could save anything."
+        return f"{left}; {_reused(choice)}."
     if plan.shared_token_prefix_len == len(choice.prompt_ids):
         return f"The whole prompt is retained, and its last token must be fed anew; {_reused(choice)}."
     return f"The prompt continues the retained entry; {_reused(choice)}."
@@ -121,4 +127,6 @@ def _reused(choice: Choice) -> str:
     if isinstance(choice.plan.mode, FullRefill):
         return "no checkpoint lies before that point"
     whence = ", copied from a request that still runs" if choice.origin == "running" else ""
+    if choice.parent is not None and not whence:
+        whence = f", copied from entry {choice.parent.number}, which goes on"
     return f"{choice.plan.reusable_len} tokens are reused{whence}"

@@ -142,6 +142,7 @@ def _entry_body(entry: EntryInfo) -> EntryBody:
         idle_s=round(entry.idle_s, 3),
         hits=entry.n_hits,
         running=entry.running,
+        parent=None if entry.parent is None else f"{entry.parent.slot}/{entry.parent.number}",
     )
 
 

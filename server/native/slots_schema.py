@@ -27,6 +27,7 @@ class EntryBody(TypedDict):
     idle_s: float
     hits: int
     running: bool
+    parent: str | None
 
 
 class SlotBody(TypedDict):

@@ -25,6 +25,7 @@ class PlanBody(TypedDict):
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
+    parent: str | None
 
 
 class PromptDetails(TypedDict):
@@ -246,6 +247,7 @@ def plan_body(report: PlanReport) -> PlanBody:
         prefilled_tokens=report.prefilled_tokens,
         checkpoint=report.checkpoint,
         reason=report.reason,
+        parent=report.parent,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cache.boundaries import PromptShape
+from cache.entry import RunningEntry
 from cache.planner import SlotKey, TokenIds
 from cache.selection import Choice
 from cache.store import Store
@@ -26,19 +27,22 @@ def chat(*parts: TokenIds) -> TokenIds:
     return np.concatenate(parts)
 
 
-def remembering() -> Store:
+def remembering(*, share_histories: bool = False) -> Store:
     """A store with one conversation of 300 ids: system, a question, its reply."""
-    store = make_store()
+    store = make_store(share_histories=share_histories)
     running = store.take(store.plan(SLOT, chat(SYSTEM, HELLO), SHAPE))
+    feed(running, chat(SYSTEM, HELLO, BYE), (100, 136, 198))
+    store.save(running)
+    return store
+
+
+def feed(running: RunningEntry, ids: TokenIds, captures: tuple[int, ...] = ()) -> None:
     state = running.state
     assert isinstance(state, FakeState)
-    ids = chat(SYSTEM, HELLO, BYE)
-    checkpoints = state.feed(ids.tolist(), (100, 136, 198))
+    checkpoints = state.feed(ids.tolist(), captures)
     running.ids.extend(ids)
     for checkpoint in checkpoints:
         running.capture(checkpoint)
-    store.save(running)
-    return store
 
 
 def plan(prompt: TokenIds, *, store: Store | None = None, slot: SlotKey = SLOT) -> Choice:
@@ -64,14 +68,44 @@ def test_the_place_where_the_prompt_left_the_entry_is_named() -> None:
     choice = plan(chat(SYSTEM, HELLO[:50], BYE))
     assert choice.diverged_at == 150
     assert reason(choice, lambda p: f"message {p // 100}") == (
-        "The prompt leaves the retained entry in message 1; 136 tokens are reused."
+        "The prompt leaves the retained entry in message 1; "
+        "136 tokens are reused, copied from entry 1, which goes on."
     )
 
 
 def test_a_prompt_that_leaves_before_the_first_checkpoint() -> None:
-    assert reason(plan(chat(SYSTEM[:50], BYE))) == (
-        "The prompt leaves the retained entry in token 50; no checkpoint lies before that point."
+    assert reason(plan(chat(SYSTEM[:90], BYE))) == (
+        "The prompt leaves the retained entry in token 90; no checkpoint lies before that point."
     )
+
+
+def test_a_nonce_in_the_first_line_is_said_to_cost_everything() -> None:
+    assert reason(plan(chat(SYSTEM[:20], BYE))) == (
+        "The prompt leaves the retained entry in token 20, "
+        "so near its beginning that no state before it could save anything."
+    )
+
+
+def test_a_conversation_that_branches_off_names_its_parent() -> None:
+    store = remembering()
+    choice = plan(chat(SYSTEM, BYE), store=store)
+    assert choice.parent is not None
+    assert reason(choice).endswith("100 tokens are reused, copied from entry 1, which goes on.")
+    running = store.take(choice)
+    feed(running, BYE)
+    store.save(running)
+    assert [entry.parent for entry in store.slots()[0].entries] == [None, choice.parent]
+
+
+def test_what_is_shared_by_another_session_has_no_parent() -> None:
+    assert plan(chat(SYSTEM, HELLO), slot=OTHER).parent is None
+
+
+def test_where_histories_are_shared_the_other_conversation_is_named() -> None:
+    choice = plan(chat(SYSTEM, HELLO, BYE[:50], HELLO), store=remembering(share_histories=True), slot=OTHER)
+    assert reason(choice) == "198 tokens are reused, copied from a conversation of another session."
+    assert choice.parent is not None
+    assert choice.parent.slot == SLOT
 
 
 def test_a_prompt_that_has_nothing_in_common() -> None:
@@ -87,11 +121,7 @@ def test_the_system_prompt_of_another_session() -> None:
 def test_a_request_that_still_runs() -> None:
     store = make_store()
     running = store.take(store.plan(SLOT, chat(SYSTEM, HELLO), SHAPE))
-    state = running.state
-    assert isinstance(state, FakeState)
-    (checkpoint,) = state.feed(SYSTEM.tolist(), (100,))
-    running.ids.extend(SYSTEM)
-    running.capture(checkpoint)
+    feed(running, SYSTEM, (100,))
     assert reason(plan(chat(SYSTEM, BYE), store=store)) == (
         "The prompt continues the retained entry; "
         "100 tokens are reused, copied from a request that still runs."

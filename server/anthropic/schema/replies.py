@@ -36,6 +36,7 @@ class PlanBody(TypedDict):
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
+    parent: str | None
 
 
 class TextBody(TypedDict):
