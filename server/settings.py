@@ -200,6 +200,11 @@ class HttpSettings(Section):
         pattern=r"^[\x21-\x7e]{1,128}$",
         description="told in the header X-Served-By of every response (default: the machine's name)",
     )
+    show_schemas: bool = Field(
+        True,
+        description="show the model the JSON schema that its answer must match, behind the last message, "
+        "unless the messages hold it",
+    )
     reasoning_field: ReasoningField = Field("reasoning_content", description="where thoughts are sent")
     max_body: Size = Field(ByteSize(32 * 1024**2), description="longest request body")
     receive_seconds: Seconds = Field(

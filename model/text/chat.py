@@ -101,6 +101,7 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         continue_final: bool = False,
+        note: str | None = None,
         max_tokens: int | None = None,
     ) -> RenderedPrompt:
         """The prompt for the assistant's next message, or, with ``continue_final``, for the rest of the
@@ -110,6 +111,8 @@ class ChatFormat:
             messages: OpenAI's form, see ``model/text/messages.py`` for what is taken.
             tools: definitions, written into the prompt as they are.
             template_kwargs: the template's switches.
+            note: a system message behind the last one, which no later prompt of the conversation will have;
+                left out where the template has no place for it, or a message is continued.
             max_tokens: the context; a longer prompt is refused, one far longer before all of it is read.
 
         Raises:
@@ -119,8 +122,27 @@ class ChatFormat:
         conversation = self._prepare(messages, tools, template_kwargs)
         if continue_final:
             return self._render_final(conversation, max_tokens)
-        blocks = self._blocks(conversation, conversation.text(), max_tokens)
-        return _prompt(blocks, self._shared_points(conversation, blocks))
+        noted = self._noted_text(conversation, messages, note, tools, template_kwargs)
+        blocks = self._blocks(conversation, noted or conversation.text(), max_tokens)
+        # The end of the conversation without the note is not the prompt's.
+        return _prompt(blocks, self._shared_points(conversation, blocks, is_plain=noted is None))
+
+    def _noted_text(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Mapping[str, Any]],
+        note: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, object] | None,
+    ) -> str | None:
+        """The text of ``conversation`` with ``note`` behind its ``messages``; None where that cannot be."""
+        if note is None:
+            return None
+        try:
+            noted = self._prepare([*messages, {"role": "system", "content": note}], tools, kwargs)
+            return noted.text() if noted.guard.attempt == conversation.guard.attempt else None
+        except InputError:
+            return None  # the template takes no system message there
 
     def known_next(
         self,
@@ -191,9 +213,11 @@ class ChatFormat:
             points = ()
         return _prompt(blocks, points)
 
-    def _shared_points(self, conversation: Conversation, blocks: Blocks) -> tuple[int, ...]:
+    def _shared_points(
+        self, conversation: Conversation, blocks: Blocks, *, is_plain: bool
+    ) -> tuple[int, ...]:
         try:
-            points = self._points_from_tail(conversation, blocks) if self._tail_tells else None
+            points = self._points_from_tail(conversation, blocks) if self._tail_tells and is_plain else None
             return self._exact_points(conversation, blocks) if points is None else points
         except TemplateRefusedError:
             return ()  # the template takes this conversation but none of those that may come of it

@@ -12,6 +12,7 @@ from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
 from server.settings import Settings
 from server.turn.names import named_as
+from server.turn.notes import schema_note
 from server.turn.sampling import sampling_params
 from server.turn.served import Served
 from server.turn.thinking import ThinkingPlan, plan_thinking
@@ -62,7 +63,8 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
         _check_length(turn, use)
         conversation = _conversation(turn, use, thinking)
         _check_prefill(turn, conversation)
-        prompt = render(conversation, served)  # first: what is too long is not compiled
+        note = schema_note(turn.response_format, turn.messages) if settings.show_schemas else None
+        prompt = render(conversation, served, note=note)  # first: what is too long is not compiled
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
             tools=use.callable or None,
@@ -86,7 +88,8 @@ def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
         served.check_name(turn.model)
         use = tool_use_of(turn)
         conversation = _conversation(turn, use, _thinking(turn, served, settings))
-        return len(render(conversation, served, is_limited=False).ids)
+        note = schema_note(turn.response_format, turn.messages) if settings.show_schemas else None
+        return len(render(conversation, served, note=note, is_limited=False).ids)
 
 
 def _thinking(turn: Turn, served: Served, settings: Settings) -> ThinkingPlan:
@@ -103,7 +106,9 @@ def _conversation(turn: Turn, use: ToolUse, thinking: ThinkingPlan) -> Conversat
     )
 
 
-def render(conversation: Conversation, served: Served, *, is_limited: bool = True) -> RenderedPrompt:
+def render(
+    conversation: Conversation, served: Served, *, note: str | None = None, is_limited: bool = True
+) -> RenderedPrompt:
     """The prompt; one that is longer than the context is refused where it ``is_limited``, and one that is far
     longer always."""
     return served.chat.render(
@@ -111,6 +116,7 @@ def render(conversation: Conversation, served: Served, *, is_limited: bool = Tru
         tools=conversation.tools,
         template_kwargs=conversation.template_kwargs,
         continue_final=conversation.continues,
+        note=note,
         max_tokens=served.info.context_length * (1 if is_limited else N_COUNTED_CONTEXTS),
     )
 

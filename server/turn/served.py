@@ -33,6 +33,7 @@ class ChatRenderer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         continue_final: bool = False,
+        note: str | None = None,
         max_tokens: int | None = None,
     ) -> RenderedPrompt:
         """Raises InputError, naming the message, for what the template cannot render."""

@@ -142,6 +142,7 @@ class FakeChat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         continue_final: bool = False,
+        note: str | None = None,
         max_tokens: int | None = None,
     ) -> RenderedPrompt:
         self.renders.append(
@@ -150,6 +151,7 @@ class FakeChat:
                 "tools": tools,
                 "template_kwargs": template_kwargs,
                 "continue_final": continue_final,
+                "note": note,
                 "max_tokens": max_tokens,
             }
         )

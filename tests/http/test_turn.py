@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,3 +175,40 @@ def test_s1_of_a_chosen_tool_that_is_strict_the_place_in_the_request_is_told() -
 def _strict_tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"a": schema}}
     return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
+
+
+PERSON = ResponseFormat(
+    schema={"type": "object", "properties": {"name": {"type": "string", "description": "in full"}}},
+    description="a person",
+)
+
+
+def _note(wanted: ResponseFormat, text: str = "Hi", **settings: Any) -> str | None:
+    chat = FakeChat()
+    turn = Turn(id="t", messages=[{"role": "user", "content": text}], response_format=wanted)
+    compose(turn, replace(fake_served(), chat=chat), Settings(**settings))
+    note: str | None = chat.renders[-1]["note"]
+    return note
+
+
+def test_s5_the_model_is_shown_the_schema_with_its_descriptions() -> None:
+    note = _note(PERSON)
+    assert note is not None
+    assert "in full" in note
+    assert "a person" in note
+
+
+def test_s5_a_schema_that_the_text_holds_or_that_says_nothing_is_not_shown() -> None:
+    assert _note(PERSON, f"Like {json.dumps(PERSON.schema, indent=4)}.") is None
+    assert _note(OBJECT) is None
+    assert _note(PERSON, show_schemas=False) is None
+
+
+def test_s5_strings_are_bounded_where_the_reply_is_not() -> None:
+    wanted = ResponseFormat(schema={"type": "string"})
+    bounded = compose(Turn(id="t", messages=[HI], response_format=wanted), fake_served(), Settings())
+    limited = compose(
+        Turn(id="t", messages=[HI], response_format=wanted, max_tokens=9), fake_served(), Settings()
+    )
+    assert "maxLength" in str(bounded.generation.reply.grammar)
+    assert "maxLength" not in str(limited.generation.reply.grammar)

@@ -199,6 +199,29 @@ def test_x6_what_cannot_fit_is_refused_before_anything_is_encoded(monkeypatch: p
         chat.render([{"role": "user", "content": "4711" * 5_000}], max_tokens=4_096)
 
 
+@pytest.mark.parametrize("template", [STRIPS_THOUGHTS, KEEPS_THOUGHTS, None])
+@pytest.mark.parametrize("before", [[], [{"role": "system", "content": "S"}]])
+def test_s5_a_note_stands_behind_the_last_message_and_leaves_the_next_prompt_alone(
+    template: str | None, before: list[dict[str, Any]]
+) -> None:
+    chat, asked = chat_with(template), [*before, {"role": "user", "content": "one"}]
+    noted = chat.render(asked, note="Answer in <JSON>.")
+    assert "one<|im_end|>\n<|im_start|>system\nAnswer in <JSON>.<|im_end|>\n<|im_start|>assist" in text_of(
+        noted
+    )
+    answered = [*asked, {"role": "assistant", "content": "{}"}, {"role": "user", "content": "two"}]
+    following = chat.render(answered, note="Answer in <JSON>.")
+    n_same = int(np.argmax(noted.ids != following.ids[: len(noted.ids)]))
+    assert noted.shared_points[-1] == n_same
+    assert n_same >= noted.message_starts[-2]
+
+
+def test_s5_a_template_without_a_place_for_the_note_goes_without() -> None:
+    template = "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ ': ' ~ m.content }}{% endfor %}"
+    plain = render([USER], template)
+    assert render([USER], template, note="Answer in JSON.").ids.tolist() == plain.ids.tolist()
+
+
 def calls_of(*ids: str | None) -> dict[str, Any]:
     calls = [{**call("f", {"k": i}), "id": call_id} for i, call_id in enumerate(ids)]
     return {"role": "assistant", "tool_calls": calls}
