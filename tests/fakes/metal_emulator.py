@@ -5,6 +5,7 @@ the right thing, not how fast, and not races."""
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import gated_delta
 
+from model.devices.metal import few_tokens
 from tests.fakes.cuda_emulator import GUARD, built, guarded, is_available, to_mlx, to_numpy
 
 __all__ = ["installed", "is_available", "metal_kernel"]
@@ -64,7 +66,11 @@ class metal_kernel:  # noqa: N801  # takes the place of MLX's function
         blocks = [n // size for n, size in zip(grid, threadgroup, strict=True)]
         assert [n * size for n, size in zip(blocks, threadgroup, strict=True)] == list(grid)
         code = self._translation(arrays, output_dtypes, template)
-        came_to_end = built(code).run(
+        try:
+            library = built(code)
+        except subprocess.CalledProcessError as fault:
+            raise RuntimeError("the kernel does not compile") from fault
+        came_to_end = library.run(
             (ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_uint * 6)(*blocks, *threadgroup)
         )
         assert came_to_end, "threads wait for a barrier that others have left out"
@@ -109,3 +115,5 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_delta, "_gated_delta_kernel", gated_delta._make_gated_delta_kernel())
     packed = gated_delta._make_gated_delta_packed_kernel()
     monkeypatch.setattr(gated_delta, "_gated_delta_kernel_packed", packed)
+    for known in (few_tokens._kernel, few_tokens.agrees):  # of earlier tests
+        known.cache_clear()

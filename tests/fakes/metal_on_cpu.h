@@ -17,6 +17,8 @@ struct bfloat16_t {
 #define thread_position_in_grid \
   (Dim{blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y, \
        blockIdx.z * blockDim.z + threadIdx.z})
+#define threads_per_grid \
+  (Dim{gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z})
 #define thread_index_in_simdgroup (machine::current % 32)
 #define simdgroup_index_in_threadgroup (machine::current / 32)
 

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from model.devices.metal import few_tokens
 from model.devices.metal.delta_rule import MetalKernel
 from tests.fakes import metal_emulator
 from tests.fakes.recurrence import inputs, recurrence
@@ -74,3 +75,56 @@ def test_a_few_tokens_of_several_sequences_give_what_the_recurrence_gives() -> N
     assert np.allclose(out, np.stack([recurrence(x)[0][:9] for x in sequences]), atol=1e-5)
     for n, found in zip((1, 4, 9), captured, strict=True):
         assert np.allclose(found, np.stack([recurrence(x)[1][n - 1] for x in sequences]), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("dims", DIMS.values(), ids=DIMS)
+def test_the_kernel_for_a_few_tokens_gives_every_state_that_mlx_lms_gives(
+    dims: tuple[int, int], dtype: mx.Dtype
+) -> None:
+    sequences = [inputs(n, 1, 2, *dims) for n in (6, 7)]
+    sides = zip(*([a[:6] for a in x.arrays()[:-1]] for x in sequences), strict=True)
+    state = mx.stack([x.arrays()[-1] for x in sequences])
+    q, k, v, log_decay, beta = map(mx.stack, sides)
+    arguments = (q, k, v.astype(dtype), log_decay, beta, state, (1, 2, 3, 4, 5, 6))
+    out, captured = few_tokens.few_tokens(*arguments)
+    wanted, states = MetalKernel().stretches(*arguments)
+    assert out.dtype == dtype
+    tolerance = 1e-6 if dtype == mx.float32 else 0.02  # a sum in another order may round to the other side
+    for found, exact in zip([out, *captured], [wanted, *states], strict=True):
+        assert np.allclose(found.astype(mx.float32), exact.astype(mx.float32), atol=tolerance)
+
+
+@pytest.mark.parametrize("dims", DIMS.values(), ids=DIMS)
+def test_a_few_tokens_with_all_their_states_are_one_launch(dims: tuple[int, int]) -> None:
+    assert few_tokens.agrees(mx.bfloat16, *dims)
+    if mx.metal.is_available():
+        return  # launches are counted by the emulator alone
+    before = few_tokens._kernel().n_launches
+    x = inputs(8, 1, 2, *dims)
+    q, k, v, log_decay, beta, state = (a[None] for a in x.arrays())
+    MetalKernel().few(q, k, v.astype(mx.bfloat16), log_decay, beta, state, range(1, 9))
+    assert few_tokens._kernel().n_launches == before + 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [("decay = precise::exp(log_decay", "decay = (log_decay"), ("if (slot < n_wanted", "if (no such thing")],
+)
+def test_a_kernel_that_differs_or_cannot_be_built_is_not_used(
+    fault: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = few_tokens._SOURCE.replace(*fault)
+    assert broken != few_tokens._SOURCE
+    monkeypatch.setattr(few_tokens, "_SOURCE", broken)
+    few_tokens._kernel.cache_clear()
+    few_tokens.agrees.cache_clear()
+    try:
+        assert not few_tokens.agrees(mx.float32, 32, 16)
+        assert "mlx-lm's is used" in caplog.text
+        x = inputs(4, 1, 2, 32, 16)
+        out, _ = MetalKernel().few(*(a[None] for a in x.arrays()), (1, 2, 3, 4))
+        assert np.allclose(out[0], recurrence(x)[0], atol=1e-5)
+    finally:
+        few_tokens._kernel.cache_clear()
+        few_tokens.agrees.cache_clear()

@@ -13,6 +13,7 @@ from model.checkpoint.config import ModelConfig
 from model.device import LEAST_POOL, DeviceKind
 from model.devices.metal.attention import ATTENTION_BYTES, attend
 from model.devices.metal.delta_rule import GROUP, MetalKernel
+from model.devices.metal.few_tokens import agrees
 from model.layers.delta_rule import Chunked
 from model.layers.network import Network, network_of
 from model.layers.ops import Ops
@@ -52,7 +53,10 @@ class MetalDevice:
 
     def network(self, model: nn.Module, config: ModelConfig) -> Network:
         # mlx-lm's kernel reads keys in groups.
-        rule = MetalKernel() if config.key_head_dim % GROUP == 0 else Chunked()
+        fits = config.key_head_dim % GROUP == 0
+        if fits:  # tried now, not beside a request
+            agrees(model.model.norm.weight.dtype, config.key_head_dim, config.value_head_dim)
+        rule = MetalKernel() if fits else Chunked()
         return network_of(model, config, Ops(attend=attend, rule=rule), compiles=True)
 
     def begin_loading(self) -> None:
