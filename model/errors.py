@@ -18,6 +18,11 @@ Only ``server/errors.py`` turns them into HTTP. Our own invariants are asserts, 
 from __future__ import annotations
 
 
+def shortened(text: str, limit: int = 800) -> str:
+    """``text``, or as much of it as may be told again."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 class CrossturnError(Exception):
     """Root of the tree."""
 
@@ -52,6 +57,7 @@ class InputError(CrossturnError):
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        message = shortened(message)  # some hold what a client wrote
         super().__init__(message)
         self.message = message
         self.param = param

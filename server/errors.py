@@ -23,7 +23,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
-from model.errors import CrossturnError, InputError
+from model.errors import CrossturnError, InputError, shortened
 
 
 class ErrorFields(TypedDict):
@@ -54,6 +54,7 @@ class HttpError(CrossturnError):
     type = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        message = shortened(message)  # some hold what a client wrote
         super().__init__(message)
         self.message = message
         self.param = param

@@ -27,8 +27,9 @@ from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
 from server.http.keys import Keys
+from server.http.tracing import Tracing
 from server.lifetime import serve_http
-from server.listen import url_of
+from server.listen import is_loopback, url_of
 from server.loading import loading, settle_bars
 from server.settings import Settings
 from server.signals import SignalWatch
@@ -65,14 +66,28 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
         grammars=grammars,
         sampling=sampling,
     )
-    gateway = Gateway(engine, served, settings, keys)
+    tracing = Tracing.over_http() if settings.otel else None
+    gateway = Gateway(engine, served, settings, keys, tracing=tracing)
+    warn_of_strangers(settings, keys)
     try:
         preload(engine, settings.preload)
         serve_http(gateway, listener, watch, lambda: print(ready_line(listener, served), flush=True))
     finally:
         gateway.close()
+        if tracing is not None:
+            tracing.close()
         grammars.close()
         engine.stop(drain_s=0)
+
+
+def warn_of_strangers(settings: Settings, keys: Keys) -> None:
+    """Say so plainly where everybody on the network may ask."""
+    if not keys.are_asked_for and not is_loopback(settings.host):
+        log.warning(
+            "listening on %s without API keys: everybody who reaches it may read and delete conversations; "
+            "--api-key or --api-key-file asks for keys",
+            settings.host,
+        )
 
 
 def preload(engine: Engine, files: Sequence[Path]) -> None:

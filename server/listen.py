@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from model.errors import CrossturnError
@@ -36,6 +37,15 @@ def listen(host: str, port: int) -> socket.socket:
         reason = "is another server running there?" if error.errno == errno.EADDRINUSE else error.strerror
         raise ListenError(f"cannot listen on {host}:{port}: {reason}") from None
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what listens on ``host`` is reached from this machine alone."""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(addresses) and all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def url_of(listener: socket.socket) -> str:

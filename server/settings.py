@@ -219,6 +219,16 @@ class HttpSettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="of the log on stderr"
     )
+    log_format: Literal["text", "json"] = Field("text", description="lines for people or for machines")
+    otel: bool = Field(
+        False, description="send a trace of every request, as OpenTelemetry's OTEL_ variables say"
+    )
+    metrics_key: str | None = Field(
+        None,
+        min_length=1,
+        repr=False,
+        description="a key for /metrics and /v1/stats alone; several API keys need it there",
+    )
 
 
 class Settings(ModelSettings, CacheSettings, EngineSettings, HttpSettings):

@@ -303,6 +303,8 @@ class NoDisk:
     """Answers as a :class:`DiskTier` over an empty folder that stays empty."""
 
     is_behind = False
+    n_bytes = 0
+    n_conversations = 0
 
     def want(self, entry: Entry) -> None:
         """Nothing is written."""

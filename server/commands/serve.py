@@ -38,5 +38,5 @@ def serve(settings: Settings) -> None:
         from server.launch import launch
         from server.log import set_up
 
-        set_up(settings.log_level)
+        set_up(settings.log_level, settings.log_format)
         launch(settings, listener, watch)

@@ -61,6 +61,7 @@ class Answer:
 
     async def send(self, request: Request, settings: Settings, *, stream: bool) -> Response:
         """The response: a stream, or the whole body once it is there."""
+        self.run.record.trace_parent = request.headers.get("traceparent")
         if stream:
             return EventStream(
                 self._frames(),

@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
-from model.errors import InputError
+from model.errors import InputError, shortened
 from server.errors import HttpError, NotFoundError, error_body, error_headers, error_status
 from server.http.dialect import Dialect
-from server.http.schema import shortened
+from server.log import safe
 
 log = logging.getLogger("crossturn.errors")
 
@@ -53,9 +53,9 @@ class Failures:
             log.info(
                 "refused %s %s status=%d: %s",
                 request.method,
-                request.url.path,
+                safe(request.url.path, 200),
                 response.status_code,
-                message,
+                safe(message, 300),
             )
         return response
 
@@ -77,7 +77,7 @@ class Failures:
     def _where_else(self, request: Request) -> str:
         """That nothing is at the path of ``request``, and where what it means may be."""
         path = request.url.path.rstrip("/")
-        told = f"There is no {request.method} {shortened(request.url.path)} on this server."
+        told = f"There is no {request.method} {shortened(request.url.path, 200)} on this server."
         if path.startswith("/api/"):
             return f"{told} It does not speak Ollama's protocol but OpenAI's: the base URL ends in /v1."
         meant = [other for other in self._paths if path and path != other and _is_tail(path, other)]

@@ -23,7 +23,8 @@ from server.http.keys import Keys
 from server.http.metrics import Metrics
 from server.http.run import Courier, Run
 from server.http.timeline import Timeline
-from server.log import RequestRecord
+from server.http.tracing import Tracing
+from server.record import RequestRecord
 from server.settings import Settings
 from server.turn.ahead import is_worth_it, warm_request
 from server.turn.compose import ComposedTurn
@@ -49,6 +50,7 @@ class Gateway:
         settings: the operator's decisions.
         keys: who may ask.
         clock: seconds, monotonic.
+        tracing: where traces of requests go, if anywhere.
         on_close: what rooms have to do at the end.
 
     Attributes:
@@ -62,6 +64,7 @@ class Gateway:
     keys: Keys = field(default_factory=Keys)
     clock: Callable[[], float] = time.monotonic
     on_close: list[Callable[[], None]] = field(default_factory=list)
+    tracing: Tracing | None = None
     metrics: Metrics = field(default_factory=Metrics)
     timeline: Timeline = field(default_factory=Timeline)
     arrivals: Arrivals = field(init=False)
@@ -107,6 +110,8 @@ class Gateway:
 
     def _note_end(self, record: RequestRecord) -> None:
         self.metrics.observe(record)
+        if self.tracing is not None:
+            self.tracing.observe(record)
         self.timeline.note(record)
 
     @cached_property

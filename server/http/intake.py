@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 import uuid
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
-from server.errors import BodyTooLargeError, MediaTypeError
+from server.errors import AuthenticationError, BodyTooLargeError, ForbiddenError, MediaTypeError
 from server.http.arrivals import Arriving
 from server.http.gateway import Gateway
 from server.log import current_request
@@ -42,6 +43,33 @@ async def authenticate(
     """
     gateway: Gateway = request.app.state.gateway
     return gateway.keys.tenant_of(bearer.credentials.strip() if bearer else header)
+
+
+async def authorise_figures(
+    request: Request,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    header: Annotated[str | None, Security(_HEADER)],
+) -> None:
+    """Let in who may read what all tenants together do: the metrics key, or the only API key.
+
+    Raises:
+        HttpError: anybody else.
+    """
+    gateway: Gateway = request.app.state.gateway
+    given = (bearer.credentials.strip() if bearer else header) or ""
+    wanted = gateway.settings.metrics_key
+    if wanted is not None:
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
+            raise AuthenticationError(
+                "The key that --metrics-key names is needed here.", code="invalid_api_key"
+            )
+        return
+    gateway.keys.tenant_of(given)
+    if gateway.keys.are_several:
+        raise ForbiddenError(
+            "These are the figures of all API keys together; a key of its own, --metrics-key, reads them.",
+            code="metrics_key_needed",
+        )
 
 
 async def read_json_body(request: Request) -> bytes:

@@ -58,6 +58,11 @@ class Keys:
         """Whether a request must carry one of them."""
         return bool(self._keys)
 
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than one tenant."""
+        return len(self._keys) > 1
+
     def tenant_of(self, given: str | None) -> str | None:
         """The tenant of a request that carries ``given``; None on a server without keys.
 

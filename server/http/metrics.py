@@ -1,4 +1,8 @@
-"""Counts what happens, in Prometheus' text format."""
+"""Counts what happens, in Prometheus' text format.
+
+Names are those that are usual for such servers, behind ``crossturn_``. A few of vLLM's own are there as well:
+routers and autoscalers look for them.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +16,89 @@ from prometheus_client.registry import Collector
 from cache.shelf import Counters
 from cache.store import Store
 from server.client import EngineStats
-from server.log import RequestRecord
+from server.record import RequestRecord
 
-_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32_768, 131_072, 524_288)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """The store at one moment."""
+    """The store at one moment.
+
+    Attributes:
+        n_pinned_bytes: of what runs; the rest of ``n_bytes`` rests and may be let go.
+        n_disk_bytes, n_disk_conversations: of the cache directory.
+    """
 
     n_bytes: int
+    n_pinned_bytes: int
     budget_bytes: int
     counters: Counters
+    n_disk_bytes: int = 0
+    n_disk_conversations: int = 0
 
 
 def figures_of(store: Store) -> StoreFigures:
     """Runs on the engine thread."""
-    return StoreFigures(store.n_bytes, store.budget_bytes, replace(store.counters))
+    return StoreFigures(
+        n_bytes=store.n_bytes,
+        n_pinned_bytes=store.n_pinned_bytes,
+        budget_bytes=store.budget_bytes,
+        counters=replace(store.counters),
+        n_disk_bytes=store.disk.n_bytes,
+        n_disk_conversations=store.disk.n_conversations,
+    )
 
 
 class Metrics:
     """One server's metrics: requests are counted as they end, the rest is read when it is asked for."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        registry = self._registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"crossturn_{name}", text, registry=registry, buckets=buckets)
+
         self._requests = Counter(
-            "crossturn_requests", "Requests by how they ended.", ["outcome"], registry=self._registry
+            "crossturn_requests", "Requests by how they ended.", ["outcome"], registry=registry
         )
-        self._first_token_s = Histogram(
-            "crossturn_time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
-            registry=self._registry,
-            buckets=_TTFT_BUCKETS_S,
+        self._plans = Counter(
+            "crossturn_plans", "Prompts by what was made of their memory.", ["mode"], registry=registry
         )
+        self._replayed = Counter(
+            "crossturn_replayed_tokens", "Shared tokens that were read again all the same.", registry=registry
+        )
+        for mode in ("ExactAppend", "ReplayFromCheckpoint", "FullRefill"):
+            self._plans.labels(mode)
+        self._queue_s = histogram("queue_time_seconds", "From arrival to the prompt's plan.", _SECONDS)
+        self._first_token_s = histogram(
+            "time_to_first_token_seconds", "From arrival to first token.", _SECONDS
+        )
+        self._per_token_s = histogram(
+            "time_per_output_token_seconds", "Mean time between a request's tokens.", _TOKEN_SECONDS
+        )
+        self._whole_s = histogram("request_duration_seconds", "From arrival to the last token.", _SECONDS)
+        self._n_prompt = histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS)
+        self._n_reply = histogram("request_generation_tokens", "Tokens of a request's replies.", _TOKENS)
 
     def observe(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         self._requests.labels(record.outcome).inc()
+        for plan in record.plans:
+            self._plans.labels(plan.mode).inc()
+            self._replayed.inc(max(0, plan.shared_tokens - plan.reused_tokens))
+        if record.planned_at is not None:
+            self._queue_s.observe(record.planned_at - record.started_at)
+            self._n_prompt.observe(record.n_prompt_tokens)
         if record.first_token_at is not None:
             self._first_token_s.observe(record.first_token_at - record.started_at)
+            self._n_reply.observe(record.n_reply_tokens)
+            if record.tokens_per_second:
+                self._per_token_s.observe(1 / record.tokens_per_second)
+        if record.ended_at is not None:
+            self._whole_s.observe(record.ended_at - record.started_at)
 
     def text(self, engine: EngineStats, store: StoreFigures) -> bytes:
         """Everything, for a scrape."""
@@ -67,26 +115,45 @@ class _Snapshot(Collector):
     store: StoreFigures
 
     def collect(self) -> Iterator[Metric]:
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, text, count in self._counters():
+            yield CounterMetricFamily(name, text, value=count)
+        kinds = GaugeMetricFamily(
+            "crossturn_memory_kind_bytes", "Memory that conversations hold, by what they do.", labels=["kind"]
+        )
+        kinds.add_metric(["running"], self.store.n_pinned_bytes)
+        kinds.add_metric(["resting"], max(0, self.store.n_bytes - self.store.n_pinned_bytes))
+        yield kinds
+
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
         engine, store = self.engine, self.store
-        gauges = (
-            ("requests_running", "Requests that are being read or answered.", engine.n_running),
-            ("requests_waiting", "Requests in the admission queue.", engine.n_waiting),
-            ("memory_bytes", "Memory that conversations hold.", store.n_bytes),
-            ("memory_budget_bytes", "Memory that conversations may hold.", store.budget_bytes),
-        )
-        counters = (
-            ("prompt_tokens", "Tokens of all prompts.", engine.n_prompt_tokens),
-            ("reused_tokens", "Prompt tokens that were not read again.", engine.n_reused_tokens),
-            ("prefilled_tokens", "Tokens read, those read ahead included.", engine.n_prefilled_tokens),
-            ("read_ahead_tokens", "Tokens read between turns.", engine.n_read_ahead_tokens),
-            ("generated_tokens", "Tokens of all replies.", engine.n_generated_tokens),
-            ("cache_requests", "Prompts that were planned.", store.counters.n_requests),
-            ("cache_hits", "Prompts of which something was reused.", store.counters.n_hits),
-            ("cache_forks", "Conversations that were copied to go on from.", store.counters.n_forks),
-            ("evicted_entries", "Conversations dropped for memory.", store.counters.n_evicted_entries),
-            ("evicted_checkpoints", "States dropped for memory.", store.counters.n_evicted_checkpoints),
-        )
-        for name, text, value in gauges:
-            yield GaugeMetricFamily(f"crossturn_{name}", text, value=value)
-        for name, text, value in counters:
-            yield CounterMetricFamily(f"crossturn_{name}", text, value=value)
+        usage = store.n_bytes / store.budget_bytes if store.budget_bytes else 0.0
+        yield "crossturn_up", "1 while the engine's thread runs.", float(engine.is_alive)
+        yield "crossturn_requests_running", "Requests that are prefilled or decoded.", engine.n_running
+        yield "crossturn_requests_waiting", "Requests in the admission queue.", engine.n_waiting
+        yield "crossturn_memory_bytes", "Memory that conversations hold.", store.n_bytes
+        yield "crossturn_memory_budget_bytes", "Memory that conversations may hold.", store.budget_bytes
+        yield "crossturn_memory_usage_ratio", "Of the budget, what is held; 0 to 1.", min(1.0, usage)
+        yield "crossturn_disk_bytes", "What the cache directory holds.", store.n_disk_bytes
+        yield "crossturn_disk_conversations", "Conversations in it.", store.n_disk_conversations
+        yield "vllm:num_requests_running", "As vLLM names it.", engine.n_running
+        yield "vllm:num_requests_waiting", "As vLLM names it.", engine.n_waiting
+        yield "vllm:gpu_cache_usage_perc", "As vLLM names it; 0 to 1.", min(1.0, usage)
+
+    def _counters(self) -> Iterator[tuple[str, str, int]]:
+        engine, counters = self.engine, self.store.counters
+        yield "crossturn_steps", "Forward passes.", engine.n_steps
+        yield "crossturn_prompt_tokens", "Tokens of all prompts.", engine.n_prompt_tokens
+        yield "crossturn_reused_tokens", "Prompt tokens that were not read again.", engine.n_reused_tokens
+        yield "crossturn_prefilled_tokens", "Tokens read, those ahead included.", engine.n_prefilled_tokens
+        yield "crossturn_read_ahead_tokens", "Tokens read between turns.", engine.n_read_ahead_tokens
+        yield "crossturn_generated_tokens", "Tokens of all replies.", engine.n_generated_tokens
+        yield "crossturn_cache_requests", "Prompts that were planned.", counters.n_requests
+        yield "crossturn_cache_hits", "Prompts of which something was reused.", counters.n_hits
+        yield "crossturn_cache_forks", "Conversations copied to go on from.", counters.n_forks
+        yield "crossturn_evicted_entries", "Conversations dropped for memory.", counters.n_evicted_entries
+        yield "crossturn_cut_entries", "Conversations shortened for memory.", counters.n_cut_entries
+        yield "crossturn_evicted_checkpoints", "States dropped for memory.", counters.n_evicted_checkpoints
+        yield "vllm:gpu_prefix_cache_queries", "As vLLM names it, in tokens.", engine.n_prompt_tokens
+        yield "vllm:gpu_prefix_cache_hits", "As vLLM names it, in tokens.", engine.n_reused_tokens

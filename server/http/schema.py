@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
-from model.errors import InputError
+from model.errors import InputError, shortened
 
 
 class Schema(BaseModel):
@@ -109,7 +109,7 @@ def _input_error(error: ValidationError, body: bytes) -> InputError:
     # Of a union's branches, the one that got deepest, or whose type fits, is the one the client meant.
     related = [i for i, path in enumerate(paths) if path[:1] == paths[0][:1]]
     best = max(related, key=lambda i: (len(paths[i]), not details[i]["type"].endswith("_type")))
-    param = shortened(_dotted(paths[best]))
+    param = shortened(_dotted(paths[best]), 200)
     return InputError(_sentence(details[best], param), param=param or None, code=_code(details[best]))
 
 
@@ -144,11 +144,6 @@ def _is_branch(data: Mapping[str, Any], step: int | str, following: int | str | 
     return step in data and following in data and not (isinstance(inner, Mapping) and following in inner)
 
 
-def shortened(text: str, limit: int = 200) -> str:
-    """``text`` as it may be told again: a client's own words may be of any length."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
 def _dotted(path: Sequence[int | str]) -> str:
     text = ""
     for step in path:
@@ -165,7 +160,7 @@ def _sentence(detail: ErrorDetails, param: str) -> str:
             return f"Missing required parameter: '{param}'."
         case "union_tag_invalid":
             tag, expected = context["tag"], context["expected_tags"]
-            kind, told = context["discriminator"].strip("'"), shortened(tag)
+            kind, told = context["discriminator"].strip("'"), shortened(tag, 200)
             return f"'{param}' has the {kind} '{told}', which is not supported; it may be {expected}."
         case "value_error":
             return f"Invalid value for '{param}': {context['error']}."

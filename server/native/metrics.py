@@ -8,14 +8,14 @@ from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.http.gateway import Gateway
-from server.http.intake import authenticate
+from server.http.intake import authorise_figures
 from server.http.metrics import figures_of
 from server.http.openapi import errors
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The metrics endpoint; a server with API keys asks for one."""
-    routes = APIRouter(tags=["server"], responses=errors(401), dependencies=[Depends(authenticate)])
+    """The metrics endpoint; a server with API keys asks for one that may read them."""
+    routes = APIRouter(tags=["server"], responses=errors(401, 403), dependencies=[Depends(authorise_figures)])
 
     @routes.get(
         "/metrics",

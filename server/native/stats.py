@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from typing_extensions import TypedDict
 
 from server.http.gateway import Gateway
-from server.http.intake import authenticate
+from server.http.intake import authorise_figures
 from server.http.metrics import figures_of
 from server.http.openapi import errors
 
@@ -29,8 +29,8 @@ class StatsBody(TypedDict):
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The endpoint of statistics; a server with API keys asks for one."""
-    routes = APIRouter(tags=["server"], responses=errors(401), dependencies=[Depends(authenticate)])
+    """The endpoint of statistics; a server with API keys asks for one that may read them."""
+    routes = APIRouter(tags=["server"], responses=errors(401, 403), dependencies=[Depends(authorise_figures)])
 
     @routes.get("/v1/stats", summary="The live numbers")
     async def stats() -> StatsBody:

@@ -211,6 +211,8 @@ class _Reader:
     def _read_body(self, is_last: bool) -> int:
         if not is_last or not self._held:
             return 0
+        if self._path in ("/health", "/ready"):  # whose 503 is an answer, not an error
+            return 0
         check = self._checks.error if self._status >= 400 else self._whole
         if check is None:
             return 0
