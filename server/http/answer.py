@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -78,7 +78,7 @@ class Answer:
     def _headers(self) -> dict[str, str]:
         """The plan is among them as soon as there is one."""
         plans = self.encoder.replies.plans
-        plan = {PLAN_HEADER: json.dumps(asdict(plans[0]))} if plans else {}
+        plan = {PLAN_HEADER: json.dumps(plans[0].told())} if plans else {}
         return {"X-Request-Id": self.run.record.id, **plan, **self.headers}
 
     async def _frames(self) -> AsyncGenerator[Frame, None]:

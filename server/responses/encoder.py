@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
@@ -182,7 +182,7 @@ class ResponseEncoder:
             "usage": None,
         }
         if self.replies.plans:
-            body["crossturn"] = asdict(self.replies.plans[0])
+            body["crossturn"] = self.replies.plans[0].told()
         return cast(ResponseBody, body)
 
     def _usage(self, end: Finished) -> ResponseUsage:

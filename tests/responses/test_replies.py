@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from server.events import Failed, Finished, Progress, TokenLogprob
-from tests.fakes.fake_engine import FakeEngine, fake_served, replies
+from server.events import (
+    Divergence,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Planned,
+    Progress,
+    TokenLogprob,
+)
+from tests.fakes.fake_engine import FakeEngine, fake_served, planned, replies
 from tests.fakes.live_server import Live, live
 from tests.responses.kit import kinds, post, respond, stream
 
@@ -253,6 +263,18 @@ def test_an_overloaded_engine_says_so_in_a_stream_and_by_status(server: Live) ->
     assert (response.status_code, response.headers["Retry-After"]) == (503, "3")
 
 
+def test_what_an_earlier_request_said_is_told_neither_in_a_body_nor_in_a_header(server: Live) -> None:
+    def script(request: GenerationRequest) -> Iterator[Event]:
+        parted = Divergence(0, "user", True, kept="a secret", sent="no secret")
+        yield Planned(replace(planned(request).report, divergence=parted))
+        yield Finished(0, "stop", 1, 0)
+
+    server.engine.script = script
+    response = post(server, ASK)
+    assert json.loads(response.headers["X-Crossturn-Plan"]) == response.json()["crossturn"]
+    assert "secret" not in str(response.headers) + response.text
+
+
 def test_the_request_comes_back_with_its_response(server: Live) -> None:
     let(server, *TEXT)
     asked = {
@@ -281,5 +303,5 @@ def test_the_request_comes_back_with_its_response(server: Live) -> None:
     assert told["reasoning"] == {"effort": "low", "summary": None}
     assert told["tools"][0] == {**FUNCTION, "description": None, "strict": None}
     assert told["tools"][1:] == TOOLS[1:]
-    assert told["crossturn"]["reason"]
+    assert set(told["crossturn"]) == set(server.chat().json()["crossturn"])
     assert json.dumps(told)
