@@ -9,7 +9,6 @@ from model.checkpoint.weights import Weights
 from model.layers.delta_rule import CHUNK
 
 _LEAST = 4 * CHUNK
-_FIRST = 512  # tokens, before any speed is known
 _WEIGHT = 0.5  # of the newest pass in the measured speed
 
 
@@ -32,7 +31,9 @@ class Pace:
 
     def tokens_within(self, seconds: float, most: int) -> int:
         """Tokens, whole chunks and at least a few of them, that a pass may take to be done in ``seconds``."""
-        n = _FIRST if self.seconds_per_token is None else int(seconds / self.seconds_per_token)
+        if self.seconds_per_token is None:
+            return _LEAST
+        n = int(seconds / self.seconds_per_token)
         return max(_LEAST, min(most, n // CHUNK * CHUNK))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from model.backend import detect
 from model.checkpoint.config import ModelConfig, config_from
+from model.checkpoint.load import load
 from model.devices.cpu import attention, rows
 from model.devices.cpu.attention import CpuAttention
 from model.devices.cpu.crew import Crew
@@ -260,3 +262,25 @@ def test_rows_written_at_once_stand_where_appended_ones_would(kv_bits: int) -> N
         assert ours.length == theirs.length
         assert np.array_equal(found[0], np.array(wanted[0]))
         assert np.array_equal(found[1], np.array(wanted[1]))
+
+
+@pytest.mark.parametrize("kv_bits", [None, 8])
+@pytest.mark.parametrize("n_tokens", [1, 2, 7, 31, 32, 64])
+def test_a_few_tokens_after_others_are_read_as_a_prompt_is(
+    n_tokens: int, kv_bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(tiny.write_text(tmp_path), kv_bits=kv_bits)
+    ids = np.random.default_rng(n_tokens).integers(0, 200, 90 + n_tokens).astype(np.uint32)
+    wanted_at = sorted({90 + (n_tokens + 1) // 2, 90 + n_tokens})
+    found = []
+    for n_few in (model._network.few_tokens, 0):
+        monkeypatch.setattr(model, "_network", replace(model._network, few_tokens=n_few))
+        state = model.new_state()
+        model.prefill(state, ids[:90])
+        read = model.prefill(state, ids[90:], capture_at=wanted_at)
+        state.check()
+        arrays = [a for checkpoint in read.checkpoints for a in checkpoint.arrays]
+        found.append([read.logits, *arrays, *state.snapshot().arrays])
+    tolerance = 1e-4 if kv_bits is None else 2e-2
+    for few, prompt in zip(*found, strict=True):
+        assert mx.allclose(few, prompt, atol=tolerance).item()

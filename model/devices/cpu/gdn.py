@@ -10,7 +10,7 @@ import numpy as np
 
 from model.checkpoint.config import ModelConfig
 from model.devices.cpu.crew import Crew
-from model.devices.cpu.gdn_rows import CpuTrail, MixWeights, Rows, extend, mix, step, window_after
+from model.devices.cpu.gdn_rows import MixWeights, Rows, extend, mix, step, window_after
 from model.devices.cpu.rows import (
     MANY_ROWS,
     Array,
@@ -20,9 +20,11 @@ from model.devices.cpu.rows import (
     multiply,
     step_multiply,
 )
-from model.layers.gdn import Gdn
+from model.layers.gdn import Gdn, StateTrail, Trail
 from model.layers.ops import Ops
 from model.state import Recurrent
+
+_FEW_STATES = 4  # of many tokens, for which it pays to take them on the way
 
 
 class CpuGdn(Gdn):
@@ -65,10 +67,22 @@ class CpuGdn(Gdn):
         ]
         return mx.array(out)[None], states[-1], states[:-1]
 
-    def extend_rows(self, x: Array, past: Recurrent, n_tokens: int) -> tuple[Array, CpuTrail]:
+    def extend_rows(
+        self, x: Array, past: Recurrent, n_tokens: int, capture_at: Sequence[int]
+    ) -> tuple[Array, Trail]:
         """:meth:`extend` of rows [B * T, H]."""
         rows = Rows(*self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs]))
         window, state = np.asarray(past.window), np.asarray(past.matrix)
+        trail: Trail
+        if n_tokens == len(x) >= MANY_ROWS and len(capture_at) <= _FEW_STATES:
+            # Of one sequence, as many as a prompt that all cores read.
+            mixed, _, found = mix(
+                rows, window[0], state[0], capture_at, self._weights, self._config, self._crew
+            )
+            seen = mx.concatenate([past.window, mx.array(rows.qkv)[None]], axis=1)
+            matrices = {n: mx.array(one)[None] for n, one in zip(capture_at, found, strict=True)}
+            trail = StateTrail(seen, matrices)
+            return step_multiply(mixed, self._step_output, self._crew), trail
         mixed, trail = extend(rows, window, state, n_tokens, self._weights, self._config)
         return step_multiply(mixed, self._step_output, self._crew), trail
 

@@ -78,7 +78,7 @@ class CpuStep:
         ids: mx.array,
         groups: Sequence[StepGroup],
         recurrent: Sequence[Recurrent],
-        capture_at: Sequence[int],  # noqa: ARG002  # every state can be made later
+        capture_at: Sequence[int],
     ) -> tuple[mx.array, list[Trail]]:
         """See :class:`model.layers.network.Extend`."""
         n_seqs, n_tokens = ids.shape
@@ -88,7 +88,7 @@ class CpuStep:
         trails: list[Trail] = []
         for norm, mixer, norm_inside, feed_forward in self._layers:
             if isinstance(mixer, CpuGdn):
-                mixed, trail = mixer.extend_rows(norm(x), next(past), n_tokens)
+                mixed, trail = mixer.extend_rows(norm(x), next(past), n_tokens, capture_at)
                 trails.append(trail)
             else:
                 mixed = mixer.extend_rows(norm(x), groups, standings, next(n_full))

@@ -42,7 +42,7 @@ class MetalDevice:
     layers_at_once: ClassVar[int | None] = 2
     attention_bytes: ClassVar[int] = ATTENTION_BYTES
     budget_share: ClassVar[float] = 0.5  # a desktop lives in the same memory
-    warm_sizes: ClassVar[tuple[int, ...]] = (1,)
+    warm_sizes: ClassVar[tuple[int, ...]] = (1, 2)  # alone, padded
 
     @classmethod
     def here(cls) -> MetalDevice:
