@@ -27,6 +27,8 @@ _PRIOR = ((1.2, 3.0), (1.8, 3.0), (2.4, 3.0), (2.7, 3.0), (2.9, 3.0))
 """Of each class of matches, drafted tokens that came true and that were tried, before anything is
 measured."""
 
+_BELIEF = 3.0
+"""So many tried tokens is worth what was seen in other replies."""
 _RECENT = 32.0
 """Tried tokens that are remembered of a class: what is older fades."""
 _LEAST_GAIN = 1.02
@@ -62,9 +64,18 @@ class Drafter(Protocol):
 
 @dataclass
 class Acceptance:
-    """How often the drafts of one reply came true."""
+    """How often drafts came true.
 
-    _classes: list[list[float]] = field(default_factory=lambda: [list(prior) for prior in _PRIOR])
+    Attributes:
+        general: of all replies; what one begins with, and learns into. None for the general one itself.
+    """
+
+    general: Acceptance | None = None
+    _classes: list[list[float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = _PRIOR if self.general is None else self.general._classes
+        self._classes = [[_BELIEF * n_true / n_tried, _BELIEF] for n_true, n_tried in known]
 
     def rate(self, n_matched: int) -> float:
         """The share of drafted tokens that come true after a match of ``n_matched``, as far as known."""
@@ -74,6 +85,8 @@ class Acceptance:
     def note(self, n_matched: int, n_drafted: int, n_accepted: int) -> None:
         """Of ``n_drafted`` tokens the first ``n_accepted`` came true; those behind a wrong one say
         nothing."""
+        if self.general is not None:
+            self.general.note(n_matched, n_drafted, n_accepted)
         seen = self._classes[bisect_right(MATCHES, n_matched)]
         seen[0] += n_accepted
         seen[1] += min(n_accepted + 1, n_drafted)
@@ -229,3 +242,8 @@ class Drafting:
 
     new_drafter: NewDrafter = Lookup
     depth: Depth = field(default_factory=MeasuredDepth)
+    _general: Acceptance = field(default_factory=Acceptance)
+
+    def begin(self, quotes: Sequence[NDArray[np.uint32]], text: NDArray[np.uint32]) -> Speculation:
+        """The drafts of one reply to ``text``, which may quote ``quotes``."""
+        return Speculation(self.new_drafter(quotes, text), Acceptance(self._general))

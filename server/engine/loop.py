@@ -102,8 +102,9 @@ class EngineLoop:
         self._prefiller = Prefiller(forward)
         self._decoder = Decoder(forward, stop_ids, self._outbox, drafting.depth)
         grammars = grammars or functools.cache(functools.partial(GrammarTable, tokenizer, vocab_size))
-        new_drafter = drafting.new_drafter if options.drafts else None
-        self._maker = ReplyMaker(tokenizer, vocab_size, stop_ids, grammars, new_drafter)
+        self._maker = ReplyMaker(
+            tokenizer, vocab_size, stop_ids, grammars, drafting if options.drafts else None
+        )
         self._ahead: deque[WarmRequest] = deque()
         self.relief = Relief(store, is_short_of_memory, clock)
         self.counters = Counters()

@@ -15,7 +15,7 @@ from model.text.grammar.masks import Grammar, GrammarTable
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.tokenizer import TextTokenizer
 from server.engine.constraint import Constraint
-from server.engine.drafting import NewDrafter, Speculation
+from server.engine.drafting import Drafting, Speculation
 from server.engine.siblings import Siblings
 from server.events import Emit, Finished, FinishReason, GenerationRequest, Progress, ReplyFormat, TokenLogprob
 
@@ -180,7 +180,7 @@ class ReplyMaker:
         vocab_size: V, the length of a row of logits.
         stop_ids: token ids that end a reply.
         grammars: gives the table of grammars when one is wanted.
-        new_drafter: makes what guesses how a reply goes on; None for no guesses.
+        drafting: how a reply is guessed ahead; None for no guesses.
     """
 
     def __init__(
@@ -189,13 +189,13 @@ class ReplyMaker:
         vocab_size: int,
         stop_ids: frozenset[int],
         grammars: Callable[[], GrammarTable],
-        new_drafter: NewDrafter | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
         self._grammars = grammars
-        self._new_drafter = new_drafter
+        self._drafting = drafting
 
     def start_grammar(self, form: ReplyFormat) -> Grammar | None:
         """The start of the grammar that the replies' content must match, if there is one.
@@ -235,9 +235,9 @@ class ReplyMaker:
         )
 
     def _speculation(self, siblings: Siblings) -> Speculation | None:
-        if self._new_drafter is None:
+        if self._drafting is None:
             return None
-        return Speculation(self._new_drafter(siblings.quotes, siblings.ticket.request.prompt.ids))
+        return self._drafting.begin(siblings.quotes, siblings.ticket.request.prompt.ids)
 
     def _constraint(
         self, form: ReplyFormat, grammar: Grammar | None, reader: ReplyReader

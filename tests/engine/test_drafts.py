@@ -13,7 +13,7 @@ from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.grammar.rules import json_schema
 from model.text.tokenizer import TextTokenizer
-from server.engine.drafting import SIZES, Acceptance, Costs, Drafter, Drafting, MeasuredDepth, Speculation
+from server.engine.drafting import SIZES, Acceptance, Costs, Drafting, MeasuredDepth, Speculation
 from server.engine.lookup import Lookup
 from server.engine.loop import EngineLoop
 from server.engine.options import LoopOptions
@@ -280,6 +280,17 @@ def test_a_place_that_is_never_right_is_soon_left_alone() -> None:
     assert acceptance.rate(32) > 0.9, "long matches are another class"
 
 
+def test_what_other_replies_have_shown_is_believed_until_one_shows_otherwise() -> None:
+    general = Acceptance()
+    for _ in range(20):
+        Acceptance(general).note(3, 4, 0)
+    fresh = Acceptance(general)
+    assert fresh.rate(3) < 0.1
+    for _ in range(5):
+        fresh.note(3, 4, 4)
+    assert fresh.rate(3) > 0.7
+
+
 def depth_of(plain_s: float, extra_s: float) -> MeasuredDepth:
     depth = MeasuredDepth()
     for _ in range(30):
@@ -376,18 +387,14 @@ def test_what_the_client_foretells_is_guessed(make_loop: MakeLoop) -> None:
 
 def test_other_sessions_are_never_quoted(make_loop: MakeLoop) -> None:
     chat = chat_prompt([[1, 2, *PROMPT], [1, 3, 20, 30, 2]], roles=["system", "user"], header=[1, 4, 5])
-    driver = Driver(make_loop(options=ON, stop_ids=frozenset()))
-    driver.ask(chat, session="a", sampling=SEEDED, max_tokens=40)
     seen: list[Sequence[NDArray[np.uint32]]] = []
-    maker = driver.loop._maker
-    new_drafter = maker._new_drafter
-    assert new_drafter is not None
 
-    def remember(quotes: Sequence[NDArray[np.uint32]], text: NDArray[np.uint32]) -> Drafter:
+    def new_drafter(quotes: Sequence[NDArray[np.uint32]], text: NDArray[np.uint32]) -> Lookup:
         seen.append(quotes)
-        return new_drafter(quotes, text)
+        return Lookup(quotes, text)
 
-    maker._new_drafter = remember
+    driver = Driver(make_loop(options=ON, stop_ids=frozenset(), drafting=Drafting(new_drafter)))
+    driver.ask(chat, session="a", sampling=SEEDED, max_tokens=40)
     other = driver.ask(chat, session="b", sampling=SEEDED, max_tokens=4)
     assert other.report.reused_tokens > 0
-    assert seen == [()]
+    assert seen == [(), ()]
