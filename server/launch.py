@@ -155,6 +155,7 @@ def engine_options(settings: Settings, path: Path) -> EngineOptions:
             max_tenant_waiting=settings.max_waiting_per_key,
             tenant_tokens_per_minute=settings.tokens_per_minute,
             reads_ahead=settings.idle_prefill,
+            drafts=settings.drafts,
             keeps_fed_ids=settings.keep_fed_ids,
             stream_interval_s=settings.stream_interval_seconds,
         ),

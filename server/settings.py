@@ -161,6 +161,9 @@ class EngineSettings(Section):
         None, gt=0, description="tokens, read and written, that one API key gets a minute (default: no limit)"
     )
     idle_prefill: bool = Field(True, description="read the known part of the next prompt while idle")
+    drafts: bool = Field(
+        True, description="write several tokens at a time where they can be guessed; replies are the same"
+    )
     keep_fed_ids: bool = Field(
         False, description="a message that reads the same as what was fed keeps the tokens that were fed"
     )

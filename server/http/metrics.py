@@ -149,6 +149,8 @@ class _Snapshot(Collector):
         yield "crossturn_prefilled_tokens", "Tokens read, those ahead included.", engine.n_prefilled_tokens
         yield "crossturn_read_ahead_tokens", "Tokens read between turns.", engine.n_read_ahead_tokens
         yield "crossturn_generated_tokens", "Tokens of all replies.", engine.n_generated_tokens
+        yield "crossturn_drafted_tokens", "Tokens that were guessed ahead.", engine.n_drafted_tokens
+        yield "crossturn_accepted_tokens", "Guessed tokens that came true.", engine.n_accepted_tokens
         yield "crossturn_cache_requests", "Prompts that were planned.", counters.n_requests
         yield "crossturn_cache_hits", "Prompts of which something was reused.", counters.n_hits
         yield "crossturn_cache_forks", "Conversations copied to go on from.", counters.n_forks

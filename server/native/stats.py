@@ -23,6 +23,8 @@ class StatsBody(TypedDict):
     prefilled_tokens: int
     read_ahead_tokens: int
     generated_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     bytes: int
     budget_bytes: int
     evictions: int
@@ -44,6 +46,8 @@ def router(gateway: Gateway) -> APIRouter:
             prefilled_tokens=engine.n_prefilled_tokens,
             read_ahead_tokens=engine.n_read_ahead_tokens,
             generated_tokens=engine.n_generated_tokens,
+            drafted_tokens=engine.n_drafted_tokens,
+            accepted_tokens=engine.n_accepted_tokens,
             bytes=store.n_bytes,
             budget_bytes=store.budget_bytes,
             evictions=store.counters.n_evicted_entries + store.counters.n_evicted_checkpoints,

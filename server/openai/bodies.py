@@ -35,9 +35,12 @@ class PromptDetails(TypedDict):
 
 
 class CompletionDetails(TypedDict):
-    """Of the reply's tokens: those of thoughts."""
+    """Of the reply's tokens: those of thoughts, and those that were guessed ahead; of the guesses also those
+    that did not come true, which are no part of it."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(TypedDict):
@@ -219,7 +222,9 @@ def usage_body(replies: Replies) -> Usage:
         total_tokens=n_prompt + n_reply,
         prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in plans)),
         completion_tokens_details=CompletionDetails(
-            reasoning_tokens=sum(reply.n_reasoning_tokens for reply in finished)
+            reasoning_tokens=sum(reply.n_reasoning_tokens for reply in finished),
+            accepted_prediction_tokens=sum(reply.n_accepted for reply in finished),
+            rejected_prediction_tokens=sum(reply.n_drafted - reply.n_accepted for reply in finished),
         ),
     )
 

@@ -76,6 +76,7 @@ def turn_of(request: ChatRequest, arrival: Arrival) -> Turn:
         max_tokens=limit_of(request.max_completion_tokens or request.max_tokens),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
+        prediction=None if request.prediction is None else request.prediction.text,
         tells_prefill=bool(request.stream and request.return_progress),
         continues=continues_of(request),
         chat_template_kwargs=request.chat_template_kwargs or {},

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 
 from server.http.schema import OnlyFalse, Schema, Several, Untouched, entry_error
-from server.openai.messages import Message, Tool, ToolChoice
+from server.openai.messages import Message, TextPart, Tool, ToolChoice
 
 
 def _some(value: int) -> int:
@@ -103,6 +103,20 @@ ResponseFormat = Annotated[
 ]
 
 
+class Prediction(Schema):
+    """What the reply may turn out to be, in whole or in parts."""
+
+    type: Literal["content"]
+    content: str | Several[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class SamplingFields(Schema):
     """The fields that chat and plain completions share. Null and absent take the model's defaults."""
 
@@ -143,6 +157,7 @@ class ChatRequest(SamplingFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None

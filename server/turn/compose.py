@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cache.planner import SlotKey
+from cache.planner import SlotKey, TokenIds
 from model.errors import InputError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
@@ -137,7 +137,14 @@ def _generation(turn: Turn, served: Served, prompt: RenderedPrompt, reply: Reply
         n_replies=turn.n,
         top_logprobs=turn.top_logprobs,
         tells_prefill=turn.tells_prefill,
+        prediction=_prediction(turn, served),
     )
+
+
+def _prediction(turn: Turn, served: Served) -> TokenIds | None:
+    """The ids of the text that is foretold, as far as a reply can be long."""
+    n_chars = served.info.context_length * _CHARS_PER_TOKEN
+    return served.tokens.encode(turn.prediction[:n_chars]) if turn.prediction else None
 
 
 def _check_kwargs(turn: Turn) -> None:
@@ -191,3 +198,7 @@ def _continues(turn: Turn) -> bool:
     if last.get("tool_calls"):
         raise InputError("The last message calls tools; send their results.", param=where)
     return True
+
+
+_CHARS_PER_TOKEN = 8
+"""More than a token has on average: what lies behind so many no reply comes to."""

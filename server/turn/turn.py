@@ -97,6 +97,7 @@ class Turn:
         max_tokens: of the reply; None for what the context leaves.
         min_tokens: before so many the reply does not end by itself.
         ignore_eos: the reply ends at ``max_tokens`` alone.
+        prediction: text that the reply may turn out to be, in whole or in parts: it may come faster for that.
         tells_prefill: how far a long prompt is read is told.
         continues: whether the reply goes on writing the last message; None goes on exactly where that is the
             assistant's.
@@ -123,6 +124,7 @@ class Turn:
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+    prediction: str | None = None
     tells_prefill: bool = False
     continues: bool | None = None
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)

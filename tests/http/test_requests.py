@@ -414,3 +414,22 @@ def test_h2_half_a_character_is_read_as_the_replacement_character(server: Live, 
 )
 def test_h3_the_key_that_is_one_too_many_is_named(server: Live, fields: dict[str, Any], param: str) -> None:
     assert server.refusal(**fields)["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    "content", ["def f():", [{"type": "text", "text": "def "}, {"type": "text", "text": "f():"}]]
+)
+def test_what_a_client_foretells_reaches_the_engine(server: Live, content: object) -> None:
+    assert server.chat(prediction={"type": "content", "content": content}).status_code == 200
+    prediction = last_request(server).prediction
+    assert prediction is not None
+    assert bytes(prediction.tolist()) == b"def f():"
+    server.chat(prediction=None)
+    assert last_request(server).prediction is None
+
+
+def test_guesses_that_came_true_and_those_that_did_not_are_counted(server: Live) -> None:
+    end = Finished(0, "stop", n_tokens=9, n_reasoning_tokens=0, n_drafted=7, n_accepted=5)
+    server.engine.script = replies(end)
+    details = server.chat().json()["usage"]["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 2)
