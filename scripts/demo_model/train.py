@@ -27,7 +27,6 @@ from architecture import make_config, make_model, save_checkpoint
 from batches import Batch, Question, questions, read_shards
 from dataset import DEMO
 from forward import Attend, PackedForward, attend_flash, attend_masked
-from muon import Muon
 from render import Encoder
 
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
@@ -98,7 +97,7 @@ class Trainer:
         chosen = {id(p) for p in matrices}
         self.others = [p for _, p in named if id(p) not in chosen]
         self.parameters = [p for _, p in named]
-        self.muon = Muon(matrices)
+        self.muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.1, momentum=0.95)
         self.adam = torch.optim.AdamW(
             self.others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda
         )
@@ -113,8 +112,7 @@ class Trainer:
         state = torch.load(self.state_path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.adam.load_state_dict(state["adam"])
-        for buffer, saved in zip(self.muon.buffers, state["muon"], strict=True):
-            buffer.copy_(saved)
+        self.muon.load_state_dict(state["muon"])
         self.elapsed, self.step, self.n_tokens = state["elapsed"], state["step"], state["n_tokens"]
         print(f"continued at step {self.step}, {self.elapsed:.0f} s", flush=True)
 
@@ -124,7 +122,7 @@ class Trainer:
         state = {
             "model": self.model.state_dict(),
             "adam": self.adam.state_dict(),
-            "muon": self.muon.buffers,
+            "muon": self.muon.state_dict(),
             "elapsed": self.elapsed,
             "step": self.step,
             "n_tokens": self.n_tokens,
@@ -184,10 +182,10 @@ class Trainer:
             done = progress >= 1.0 or self.step + 1 >= args.steps
             rate = rate_at(progress, args.peak, args.hold) * min(1.0, (self.step + 1) / 100)
             torch.nn.utils.clip_grad_norm_(self.others, 1.0)
-            self.muon.step(MUON_RATE * rate)
-            for group in self.adam.param_groups:
-                group["lr"] = ADAM_RATE * rate
-            self.adam.step()
+            for optimizer, own_rate in ((self.muon, MUON_RATE), (self.adam, ADAM_RATE)):
+                for group in optimizer.param_groups:
+                    group["lr"] = own_rate * rate
+                optimizer.step()
             for p in self.parameters:
                 p.grad = None
             self.step += 1
