@@ -399,7 +399,6 @@ NOTES = frozenset(
         "deprecated",
         "readOnly",
         "writeOnly",
-        "format",
     }
 )
 """Keywords that say nothing of what fits."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from cache.planner import SlotKey, TokenIds
-from model.errors import InputError
+from model.errors import InputError, PromptTooLongError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
 from server.settings import Settings
@@ -63,8 +64,7 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
         _check_length(turn, use)
         conversation = _conversation(turn, use, thinking)
         _check_prefill(turn, conversation)
-        note = schema_note(turn.response_format, turn.messages) if settings.show_schemas else None
-        prompt = render(conversation, served, note=note)  # first: what is too long is not compiled
+        prompt = _noted(conversation, turn, served, settings)  # first: what is too long is not compiled
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
             tools=use.callable or None,
@@ -88,8 +88,7 @@ def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
         served.check_name(turn.model)
         use = tool_use_of(turn)
         conversation = _conversation(turn, use, _thinking(turn, served, settings))
-        note = schema_note(turn.response_format, turn.messages) if settings.show_schemas else None
-        return len(render(conversation, served, note=note, is_limited=False).ids)
+        return len(_noted(conversation, turn, served, settings, is_limited=False).ids)
 
 
 def _thinking(turn: Turn, served: Served, settings: Settings) -> ThinkingPlan:
@@ -104,6 +103,17 @@ def _conversation(turn: Turn, use: ToolUse, thinking: ThinkingPlan) -> Conversat
         template_kwargs={**_kwargs_of(turn), **thinking.template_kwargs},
         continues=_continues(turn),
     )
+
+
+def _noted(
+    conversation: Conversation, turn: Turn, served: Served, settings: Settings, *, is_limited: bool = True
+) -> RenderedPrompt:
+    """The prompt with the note on the answer's schema, or without one that would make it too long."""
+    note = schema_note(turn.response_format, turn.messages) if settings.show_schemas else None
+    if note is not None:
+        with suppress(PromptTooLongError):
+            return render(conversation, served, note=note, is_limited=is_limited)
+    return render(conversation, served, is_limited=is_limited)
 
 
 def render(

@@ -19,6 +19,10 @@ TELLING = frozenset(
 """Keywords without one of which a schema says no more than a type."""
 
 
+MAX_SCHEMA_CHARS = 32_768
+"""Longer schemas are not shown: they would be most of the prompt."""
+
+
 def schema_note(wanted: ResponseFormat | None, messages: Sequence[Mapping[str, Any]]) -> str | None:
     """The note for an answer of the form ``wanted``; None where there is nothing to tell, or where
     ``messages`` tell it already."""
@@ -26,7 +30,7 @@ def schema_note(wanted: ResponseFormat | None, messages: Sequence[Mapping[str, A
         return None
     schema = json.dumps(wanted.schema, ensure_ascii=False)
     told = _bare(schema)
-    if any(told in _bare(text) for text in _texts(messages)):
+    if len(told) > MAX_SCHEMA_CHARS or any(told in _bare(text) for text in _texts(messages)):
         return None
     purpose = f" ({wanted.description})" if wanted.description else ""
     return f"Answer with JSON{purpose} that fits this JSON schema, and with nothing else:\n{schema}"

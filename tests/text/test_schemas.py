@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.errors import GrammarError, InputError
+from model.text.arguments import parameter_type
 from model.text.grammar.calls import TextForm, call_grammar, text_tool
 from model.text.grammar.compiler import GrammarCompiler
 from model.text.grammar.rules import json_schema
@@ -247,6 +251,81 @@ def test_s4_a_keyword_that_is_no_schemas_is_named_by_its_path(schema: dict[str, 
     with pytest.raises(InputError) as refusal:
         call_grammar([{"type": "function", "function": {"name": "f", "parameters": schema}}], controls())
     assert refusal.value.param == where + path
+
+
+names = st.sampled_from("ab")
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10)
+    | st.floats(-2, 2)
+    | st.sampled_from(["string", "#", "["]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=2),
+    max_leaves=5,
+)
+keywords = st.sampled_from(
+    [
+        "type",
+        "enum",
+        "const",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "prefixItems",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "then",
+        "$ref",
+        "$defs",
+        "definitions",
+        "nullable",
+        "pattern",
+        "minLength",
+        "maximum",
+        "exclusiveMinimum",
+        "multipleOf",
+        "uniqueItems",
+        "format",
+        "propertyNames",
+        "patternProperties",
+        "unevaluatedProperties",
+        "dependentRequired",
+        "contains",
+        "title",
+        "$id",
+        "$schema",
+    ]
+)
+sensible = st.fixed_dictionaries({"type": st.sampled_from(["string", "integer", "object", "array", "null"])})
+schemas = st.recursive(
+    st.booleans() | sensible | st.sampled_from([{"$ref": "#"}, {"$ref": "#/$defs/a"}, {"enum": ["a", 1]}]),
+    lambda inner: st.dictionaries(
+        keywords,
+        inner | st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=2) | json_values,
+        max_size=4,
+    ),
+    max_leaves=12,
+)
+
+
+@given(schemas, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_s4_whatever_is_sent_as_a_schema_is_compiled_or_refused(schema: Any, is_strict: bool) -> None:
+    with contextlib.suppress(InputError):
+        json_schema(schema, is_strict=is_strict, max_string_chars=100)
+    definition = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": is_strict}}
+    with contextlib.suppress(InputError):
+        call_grammar([definition], controls())
+    with contextlib.suppress(InputError):
+        checked_schema(schema, "x")
+        for value in ({}, {"a": 1}, {"a": {"b": "x"}}):
+            fits(schema, value)
+        for text in ("1", "a", '{"a": 1}', "null"):
+            json.loads(parameter_type(schema, "a").to_json(text))
 
 
 LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 30}}}

@@ -24,8 +24,8 @@ from model.errors import InputError
 from model.text.grammar.calls import TextForm, call_grammar
 from model.text.grammar.rules import PARSER_LIMITS, json_schema
 
-N_STEPS = 24
-"""Tokens for which masks are computed: into the first member of an object."""
+N_STEPS = 64
+"""Tokens for which masks are computed: well into the first member of an object."""
 MAX_CPU_S = 0.5
 """What compiling and those masks may cost: for so long the engine stops for it."""
 LIKELY = b'{"a}[]:,1\n<t- '
