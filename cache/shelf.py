@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from cache.boundaries import MERGE_TOKENS
 from cache.disk.tier import DiskTier, NoDisk
 from cache.entry import Entry, RunningEntry, Standing
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
@@ -137,7 +138,8 @@ class Shelf:
         block, whose last messages it quotes, and that nobody has used since is its own past in full."""
         for entry in self._slots[heir.slot]:
             shared = heir.shared_with.get(entry.number, 0)
-            if 0 < shared <= heir.system_end and entry.used_at <= heir.created_at and heir.quotes(entry):
+            parts_early = 0 < shared <= heir.system_end + MERGE_TOKENS  # messages begin alike
+            if parts_early and entry.used_at <= heir.created_at and heir.quotes(entry):
                 entry.standing = Standing.OVER
 
     def check(self) -> None:

@@ -46,8 +46,10 @@ def test_with_room_for_all_almost_nothing_is_read_twice_and_with_less_room_more(
         ).splitlines()
         if line.startswith("| ")
     ][1:]
-    ratios = {(budget, policy): float(ratio) for budget, policy, ratio, *_ in rows}
-    evicted = {(budget, policy): int(n) for budget, policy, *_, n in rows}
+    ratios = {(budget.split()[0], policy): float(ratio) for _, budget, policy, ratio, *_ in rows}
+    least = {budget.split()[0]: float(bound) for _, budget, _, _, bound, *_ in rows}
+    evicted = {(budget.split()[0], policy): int(n) for _, budget, policy, *_, n, _, _ in rows}
+    assert all(ratio >= least[budget] for (budget, _), ratio in ratios.items())
     assert 1.0 <= ratios["30", "crossturn"] <= 1.1
     assert evicted["30", "crossturn"] == 0
     assert ratios["0.5", "crossturn"] > ratios["30", "crossturn"]

@@ -146,6 +146,13 @@ def test_a_conversation_that_is_too_large_keeps_the_longest_beginning_that_fits(
     assert store.counters.n_evicted_entries == 0
 
 
+def test_a_conversation_that_can_be_cut_is_not_dropped_whole() -> None:
+    store = make_store(budget_bytes=4 * ENTRY_1000)
+    keep(store, SLOT, 0, 3000, (300,))
+    keep(store, OTHER, 10_000, 2000)
+    assert sorted(info.n_tokens for info in store.slots()) == [300, 2000]
+
+
 @pytest.mark.parametrize("n_other", range(0, 3000, 150))
 def test_what_is_lost_grows_smoothly_with_the_room_that_others_take(n_other: int) -> None:
     store = make_store(budget_bytes=4 * ENTRY_1000)
