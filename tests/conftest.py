@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=90,
         help="random operations for the tests that compare warm replies with cold ones",
     )
+    parser.addoption(
+        "--requests", type=int, default=300, help="hostile requests for the test that sends them"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -147,7 +147,8 @@ def _is_branch(data: Mapping[str, Any], step: int | str, following: int | str | 
 def _dotted(path: Sequence[int | str]) -> str:
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        name = '""' if step == "" else step
+        text += f"[{step}]" if isinstance(step, int) else f".{name}" if text else f"{name}"
     return text
 
 

@@ -69,6 +69,7 @@ def last_request(server: Live) -> Any:
         ({"service_tier": 1}, "service_tier"),
         ({"functions": []}, "functions"),
         ({"temprature": 1}, "temprature"),
+        ({"": 1}, '""'),
         ({"reasoning_effort": "lots"}, "reasoning_effort"),
         ({"thinking_budget": -1}, "thinking_budget"),
         ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs.enable_thinking"),
