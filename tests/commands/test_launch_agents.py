@@ -6,19 +6,17 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from cache.shelf import Counters
 from server.cli import main
 from server.commands.agents import AGENTS
 from server.commands.launch import reused
 from server.settings import Settings
+from tests.fakes.cache_kit import make_store
 from tests.fakes.fake_engine import FakeEngine, fake_served
 from tests.fakes.live_server import Live, live
 
-STORE = SimpleNamespace(n_bytes=0, budget_bytes=1, counters=Counters())
 PROGRAM = """\
 #!/bin/sh
 env > "$HOME/environment"
@@ -33,7 +31,7 @@ exit 3
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live(FakeEngine(store=STORE), fake_served("small", context_length=40_000)) as running:
+    with live(FakeEngine(store=make_store()), fake_served("small", context_length=40_000)) as running:
         yield running
 
 
@@ -162,7 +160,7 @@ def test_print_needs_no_server_and_no_program(
 
 
 def test_a_key_is_passed_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live(FakeEngine(store=STORE), settings=Settings(api_keys=("secret",))) as server:
+    with live(FakeEngine(store=make_store()), settings=Settings(api_keys=("secret",))) as server:
         assert main(["launch", "codex", "--url", server.url]) == 1
         monkeypatch.setenv("CROSSTURN_API_KEY", "secret")
         assert main(["launch", "codex", "--url", server.url]) == 3
