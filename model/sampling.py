@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -86,17 +87,28 @@ class Sampler:
         self._bias = _dense(params.logit_bias, vocab_size)
         self._min_tokens = min_tokens
         self._ends = _dense([(end_id, -np.inf) for end_id in end_ids], vocab_size) if min_tokens else None
-        self._counts: mx.array | None = None
+        self._counts = mx.zeros((vocab_size,), dtype=mx.float32) if self.is_counting else None
+        self._shared: tuple[_Penalised, int] | None = None
         self._in_prompt: mx.array | None = None
-        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
-            self._counts = mx.zeros((vocab_size,), dtype=mx.float32)
         if params.repetition_penalty != 1.0:
             self._in_prompt = mx.array(_presence(prompt_ids, vocab_size))
 
     @property
     def is_plain(self) -> bool:
         """Nothing is added to or taken from the model's logits."""
-        return self._counts is None and self._bias is None and not self._is_too_short
+        return not self.is_counting and self._bias is None and not self._is_too_short
+
+    @property
+    def is_counting(self) -> bool:
+        """What the reply holds decides about what comes next."""
+        params = self.params
+        return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
+
+    @property
+    def added(self) -> tuple[mx.array, ...]:
+        """What is added to the logits of the next token, [V] each."""
+        ends = self._ends if self._is_too_short else None
+        return tuple(each for each in (self._bias, ends) if each is not None)
 
     @property
     def _is_too_short(self) -> bool:
@@ -112,36 +124,27 @@ class Sampler:
         return sample_rows([self], logits[None], [mask])[0]
 
     def adjust(self, logits: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Logits [..., V] float32 after penalties, bias and mask."""
-        logits = logits.astype(mx.float32)
-        params = self.params
-        if self._counts is not None:
-            if self._in_prompt is not None:
-                seen = self._in_prompt | (self._counts > 0)
-                scaled = mx.where(
-                    logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
-                )
-                logits = mx.where(seen, scaled, logits)
-            logits = logits - params.frequency_penalty * self._counts
-            logits = logits - params.presence_penalty * (self._counts > 0)
-        if self._bias is not None:
-            logits = logits + self._bias
-        if self._ends is not None and self._is_too_short:
-            logits = logits + self._ends
-        return logits if mask is None else mx.where(mask, logits, -mx.inf)
+        """Logits [V] float32 after penalties, bias and mask."""
+        return _adjusted([self], logits[None], [mask])[0]
 
-    def accept(self, token: mx.array | None) -> None:
-        """The reply grew by ``token``, a lazy scalar; which one it was matters to penalties alone."""
-        self._n_accepted += 1
-        if self._counts is not None and token is not None:
-            self._counts = self._counts.at[token].add(1.0)
+    def accept(self, token: mx.array) -> None:
+        """The reply grew by ``token``, a lazy scalar."""
+        _accept([self], token.reshape(1))
+
+    @property
+    def counts(self) -> mx.array | None:
+        """How often the reply holds each token, [V] float32; None where no penalty wants to know."""
+        if self._shared is not None:
+            shared, row = self._shared
+            self._counts, self._shared = shared.counts[row], None
+        return self._counts
 
     def ahead(self, token_ids: Sequence[int]) -> Sampler:
         """The sampler of the token after ``token_ids``, should the reply grow by those."""
         later = copy(self)
         later._n_accepted += len(token_ids)
-        if later._counts is not None and token_ids:
-            later._counts = later._counts.at[mx.array(list(token_ids))].add(1.0)
+        if later.counts is not None and token_ids:
+            later._counts = later.counts.at[mx.array(list(token_ids))].add(1.0)
         return later
 
     def draw(self) -> float:
@@ -168,11 +171,7 @@ def sample_rows(
     """
     masks = masks or [None] * len(samplers)
     swaps = swaps or [None] * len(samplers)
-    is_plain = all(s.is_plain and mask is None for s, mask in zip(samplers, masks, strict=True))
-    if not is_plain:
-        lone = [logits] if len(samplers) == 1 else mx.split(logits, len(samplers))  # no copy of a single row
-        adjusted = [s.adjust(row, mask) for s, row, mask in zip(samplers, lone, masks, strict=True)]
-        logits = adjusted[0] if len(adjusted) == 1 else mx.concatenate(adjusted)
+    logits = _adjusted(samplers, logits, masks)
     groups: dict[tuple[bool, int], list[int]] = {}
     for row, sampler in enumerate(samplers):
         groups.setdefault(_group(sampler.params, logits.shape[-1]), []).append(row)
@@ -180,9 +179,106 @@ def sample_rows(
     tokens = picked[0] if len(picked) == 1 else _in_rows(picked, list(groups.values()))
     if any(swap is not None for swap in swaps):
         tokens = mx.stack([tokens[i] if swap is None else swap(tokens[i]) for i, swap in enumerate(swaps)])
-    for row, sampler in enumerate(samplers):
-        sampler.accept(None if sampler.is_plain else tokens[row])
+    _accept(samplers, tokens)
     return tokens
+
+
+@dataclass(eq=False)
+class _Penalised:
+    """Replies with penalties that are sampled together, a row for each; stacked once for all their steps.
+
+    Attributes:
+        counts: how often each holds each token, [B, V] float32.
+        in_prompt: which tokens its prompt holds, [B, V] bool; None where no row asks.
+        repetition, frequency, presence: the penalties, [B, 1].
+    """
+
+    samplers: tuple[Sampler, ...]
+    counts: mx.array
+    in_prompt: mx.array | None
+    repetition: mx.array
+    frequency: mx.array
+    presence: mx.array
+
+    @classmethod
+    def of(cls, samplers: Sequence[Sampler]) -> _Penalised:
+        """The rows of ``samplers``: those of the last step, as long as the same reply stands in each."""
+        shared = samplers[0]._shared
+        if shared is not None and shared[0].samplers == tuple(samplers):
+            return shared[0]
+        rows = [cast(mx.array, sampler.counts) for sampler in samplers]
+        nothing = mx.zeros(rows[0].shape, mx.bool_)
+        prompts = [sampler._in_prompt for sampler in samplers]
+        params = [sampler.params for sampler in samplers]
+        stacked = cls(
+            tuple(samplers),
+            mx.stack(rows),
+            mx.stack([nothing if row is None else row for row in prompts])
+            if any(row is not None for row in prompts)
+            else None,
+            _column([p.repetition_penalty for p in params]),
+            _column([p.frequency_penalty for p in params]),
+            _column([p.presence_penalty for p in params]),
+        )
+        for row, sampler in enumerate(samplers):
+            sampler._shared = stacked, row
+        return stacked
+
+    def adjust(self, logits: mx.array) -> mx.array:
+        """Logits [B, V] float32 after the penalties."""
+        holds = self.counts > 0
+        if self.in_prompt is not None:
+            scaled = mx.where(logits > 0, logits / self.repetition, logits * self.repetition)
+            logits = mx.where(self.in_prompt | holds, scaled, logits)
+        return logits - self.frequency * self.counts - self.presence * holds
+
+    def accept(self, tokens: mx.array) -> None:
+        """Each reply grew by its own of ``tokens``, [B]."""
+        self.counts = self.counts.at[mx.arange(len(self.samplers)), tokens].add(1.0)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), mx.float32)[:, None]
+
+
+def _adjusted(samplers: Sequence[Sampler], logits: mx.array, masks: Sequence[mx.array | None]) -> mx.array:
+    """Logits [B, V] after each row's penalties, bias and mask: as they are where no row has any, else
+    float32."""
+    counting = [row for row, sampler in enumerate(samplers) if sampler.is_counting]
+    added = [row for row, sampler in enumerate(samplers) if sampler.added]
+    masked = [row for row, mask in enumerate(masks) if mask is not None]
+    if not (counting or added or masked):
+        return logits
+    logits = logits.astype(mx.float32)
+    if counting:
+        penalised = _Penalised.of([samplers[row] for row in counting])
+        logits = _replaced(logits, counting, penalised.adjust)
+    if added:
+        addends = mx.stack([sum(samplers[row].added[1:], samplers[row].added[0]) for row in added])
+        logits = _replaced(logits, added, lambda rows: rows + addends)
+    if masked:
+        allowed = mx.stack([cast(mx.array, masks[row]) for row in masked])
+        logits = _replaced(logits, masked, lambda rows: mx.where(allowed, rows, -mx.inf))
+    return logits
+
+
+def _replaced(logits: mx.array, rows: list[int], change: Callable[[mx.array], mx.array]) -> mx.array:
+    """``logits`` [B, V], of which ``rows`` are changed."""
+    if len(rows) == logits.shape[0]:
+        return change(logits)
+    at, changed = mx.array(rows), mx.array(logits)  # the model's own stay as they are
+    changed[at] = change(logits[at])
+    return changed
+
+
+def _accept(samplers: Sequence[Sampler], tokens: mx.array) -> None:
+    """Each reply grew by its own of ``tokens``, lazy [B]."""
+    counting = [row for row, sampler in enumerate(samplers) if sampler.is_counting]
+    if counting:
+        own = tokens if len(counting) == len(samplers) else tokens[mx.array(counting)]
+        _Penalised.of([samplers[row] for row in counting]).accept(own)
+    for sampler in samplers:
+        sampler._n_accepted += 1
 
 
 def _pick_group(

@@ -220,3 +220,32 @@ def test_a_mask_that_leaves_less_than_top_k_is_kept_in_a_large_vocabulary() -> N
 
 def _fields(params: SamplingParams) -> dict[str, object]:
     return {name: getattr(params, name) for name in params.__dataclass_fields__}
+
+
+def test_rows_with_all_kinds_of_wishes_are_each_as_if_alone_and_the_models_logits_stay() -> None:
+    kinds = (
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, frequency_penalty=1.5, logit_bias=((3, 4.0),)),
+        SamplingParams(temperature=0.8, seed=4, presence_penalty=0.5),
+        SamplingParams(temperature=0.8, seed=5, repetition_penalty=1.7, logit_bias=((9, 2.0), (11, -3.0))),
+        SamplingParams(temperature=0.7, seed=6, top_k=5, repetition_penalty=1.1, frequency_penalty=0.2),
+        SamplingParams(temperature=0, logit_bias=((5, 1.0),)),
+    )
+
+    def samplers() -> list[Sampler]:
+        return [
+            Sampler(params, 40, [1, 2, 3], end_ids=[7], min_tokens=3 * (i % 2))
+            for i, params in enumerate(kinds)
+        ]
+
+    together, alone = samplers(), samplers()
+    mask = mx.array([i % 3 > 0 for i in range(40)])
+    for step in range(8):
+        rows = np.random.default_rng(step).standard_normal((len(kinds), 40)).astype(np.float32) * 2
+        logits = mx.array(rows)
+        masks = [mask if i == step % 6 else None for i in range(len(kinds))]
+        if step == 4:  # one leaves and comes back: rows are stacked anew
+            together = [sampler.ahead(()) for sampler in together]
+        picked = sample_rows(together, logits, masks).tolist()
+        assert picked == [int(a(logits[i], masks[i]).item()) for i, a in enumerate(alone)]
+        np.testing.assert_array_equal(np.array(logits), rows)
