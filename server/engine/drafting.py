@@ -35,8 +35,8 @@ _LEAST_GAIN = 1.02
 """A draft must promise so much more than a plain step."""
 _SMOOTH = 0.2
 _RETRY_AFTER = 64
-"""Plain steps of a reply after which a draft that does not seem to pay may be tried once more; doubled each
-time that it does not."""
+"""Plain steps of a reply after which a draft that does not seem to pay may be tried all the same; doubled each
+time."""
 _MOST_RETRY = 4096
 
 
@@ -154,6 +154,11 @@ class Speculation:
 
     _n_matched: int = 0
 
+    @property
+    def may_retry(self) -> bool:
+        """So long nothing was tried that a guess may be, though it does not seem to pay."""
+        return self.drafter.n_matched > 0 and self.n_plain >= self.retry_after
+
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """The reply is ``token_ids`` by now."""
         for token in token_ids[self.drafter.n_added :]:
@@ -175,7 +180,8 @@ class Speculation:
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
         self.acceptance.note(self._n_matched, n_drafted, n_accepted)
-        self.retry_after = _RETRY_AFTER if n_accepted else min(2 * self.retry_after, _MOST_RETRY)
+        if self.may_retry:
+            self.retry_after = min(2 * self.retry_after, _MOST_RETRY)
         self.n_plain = 0
 
 
@@ -215,7 +221,7 @@ class MeasuredDepth:
         best = max(SIZES, key=gain)
         if gain(best) >= _LEAST_GAIN:
             return best
-        return 2 if any(s.drafter.n_matched and s.n_plain >= s.retry_after for s in speculations) else 1
+        return 2 if any(s.may_retry for s in speculations) else 1
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
         self._costs.note(n_replies, n_tokens, seconds)

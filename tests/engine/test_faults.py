@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+import model.sampling
 from cache.entry import RunningEntry
 from cache.store import Store
 from model.batch import DecodeBatch
@@ -29,7 +31,7 @@ class Panic(BaseException):
 
 
 def raise_once(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: BaseException, *, n_times: int = 1
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: BaseException, *, n_times: int = 1
 ) -> list[object]:
     """The next call of ``owner.name`` raises ``fault``; the list tells whether it did."""
     original = getattr(owner, name)
@@ -45,7 +47,15 @@ def raise_once(
     return raised
 
 
-STEPS = {
+class BrokenSampler(Sampler):
+    """Knows no token."""
+
+    @property
+    def added(self) -> tuple[mx.array, ...]:
+        raise RuntimeError("planted")
+
+
+STEPS: dict[str, tuple[Any, str]] = {
     "recall": (Store, "recall"),
     "plan": (Store, "plan"),
     "take": (Store, "take"),
@@ -54,7 +64,7 @@ STEPS = {
     "grammar": (GrammarTable, "start"),
     "mask": (Grammar, "mask"),
     "sampler": (Sampler, "__init__"),
-    "sample": (Sampler, "adjust"),
+    "sample": (model.sampling, "_adjusted"),
     "reader": (ReplyReader, "__init__"),
     "join": (DecodeBatch, "join"),
     "decode": (DecodeBatch, "step"),
@@ -118,7 +128,7 @@ def test_a_fault_of_one_request_leaves_those_beside_it_alone(
         monkeypatch.setattr(reply.reader, "push_all", lambda _: 1 / 0)
     elif step == "sample":
         reply = next(reply for reply in driver.loop._decoder.replies if reply.request.id == bad.id)
-        monkeypatch.setattr(reply.sampler, "adjust", lambda *_: 1 / 0)
+        reply.sampler.__class__ = BrokenSampler
     else:
         raise_once(monkeypatch, *STEPS[step], RuntimeError("planted"))
     driver.run()
