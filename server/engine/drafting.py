@@ -35,8 +35,8 @@ _LEAST_GAIN = 1.02
 """A draft must promise so much more than a plain step."""
 _SMOOTH = 0.2
 _RETRY_AFTER = 64
-"""Plain steps of a reply after which a draft that does not seem to pay may be tried all the same; doubled each
-time."""
+"""Plain steps of a reply after which a draft that does not seem to pay may be tried all the same; doubled
+each time."""
 _MOST_RETRY = 4096
 
 
