@@ -24,7 +24,7 @@ def prepare() -> None:
         BackendError: MLX is missing or has no backend on this machine; one line, naming the extra.
     """
     if util.find_spec("mlx") is None:
-        raise BackendError(f"MLX is not installed: pip install '{_extra()}'")
+        raise BackendError(f"MLX is not installed: {_remedy()}")
     if sys.platform == "linux":
         use_openblas()
         keep_freed_memory()
@@ -32,7 +32,7 @@ def prepare() -> None:
         import mlx.core  # noqa: F401
     except ImportError as error:
         reason = str(error).splitlines()[0]
-        raise BackendError(f"MLX has no backend here ({reason}): pip install '{_extra()}'") from error
+        raise BackendError(f"MLX has no backend here ({reason}): {_remedy()}") from error
 
 
 def detect() -> Device:
@@ -59,5 +59,7 @@ def without_kernels(device: Device) -> Device:
     return cast("Device", PlainDevice(device))
 
 
-def _extra() -> str:
-    return "crossturn[cpu]" if sys.platform == "linux" else "crossturn"
+def _remedy() -> str:
+    if sys.platform == "linux":
+        return "pip install 'crossturn[cpu]', or 'crossturn[cuda]' for an NVIDIA GPU"
+    return "pip install --force-reinstall crossturn, with an arm64 Python on macOS 14 or newer"

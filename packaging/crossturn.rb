@@ -3,7 +3,7 @@ class Crossturn < Formula
   desc "Chat server for Qwen3.5 hybrid models that never reads a conversation twice"
   homepage "https://pypi.org/project/crossturn/"
   url "https://files.pythonhosted.org/packages/py3/c/crossturn/crossturn-0.1.0-py3-none-any.whl", using: :nounzip
-  sha256 "372e6082be33c3a401b713e8d72d77d7475f381e806b6f524c5908bed1531aa6"
+  sha256 "07e2d10491e9bfd3d1e611d097eafa58f788497902144aa58105f53cfcf0ea48"
   license "Apache-2.0"
 
   depends_on arch: :arm64

@@ -1,12 +1,13 @@
-"""Writes the lock of a Mac's installation and the Homebrew formula that is made of it.
+"""Writes the locks of what is installed on a Mac and in the container, and a Homebrew formula.
 
 ::
 
     python packaging/formula.py dist/crossturn-0.1.0-py3-none-any.whl
 
-Needs uv and pip; runs on any system. ``macos-arm64.txt`` gets the versions, ``crossturn.rb`` their wheels
-with hashes. Homebrew builds from source where it can; MLX's Metal library needs Xcode for that, so this is a
-formula for a tap, and installs the wheels that PyPI has.
+Needs uv and pip; runs on any system. ``macos-arm64.txt`` and ``linux-arm64.txt`` get the versions, each of
+which has a wheel there; ``crossturn.rb`` gets the wheels with their hashes. Homebrew builds from source where
+it can; MLX's Metal library needs Xcode for that, so this is a formula for a tap, and installs the wheels that
+PyPI has.
 """
 
 from __future__ import annotations
@@ -24,8 +25,34 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PYTHON = "3.13"
-MACOS = "14"
-LOCK, FORMULA = HERE / "macos-arm64.txt", HERE / "crossturn.rb"
+FORMULA = HERE / "crossturn.rb"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What is installed somewhere.
+
+    Attributes:
+        lock: the file of its versions.
+        uv: the name by which uv knows it.
+        tags: of the wheels that run there, as pip knows them.
+        extras: of crossturn.
+    """
+
+    lock: Path
+    uv: str
+    tags: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+
+
+MACOS = Platform(HERE / "macos-arm64.txt", "aarch64-apple-darwin", ("macosx_14_0_arm64",))
+# Debian 12 of Dockerfile.macos has glibc 2.36.
+LINUX = Platform(
+    HERE / "linux-arm64.txt",
+    "aarch64-manylinux_2_36",
+    (*(f"manylinux_2_{n}_aarch64" for n in range(36, 16, -1)), "manylinux2014_aarch64"),
+    ("cpu",),
+)
 
 
 @dataclass(frozen=True)
@@ -37,16 +64,17 @@ class Wheel:
     sha256: str
 
 
-def lock(project: Path) -> str:
-    """The newest versions that the project takes on a Mac, each with a wheel."""
+def lock(project: Path, platform: Platform) -> str:
+    """The newest versions that the project takes on a platform, each with a wheel."""
     command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
-    platform = ["--python-platform", "aarch64-apple-darwin", "--python-version", PYTHON]
-    return run([*command, *platform, str(project)], MACOSX_DEPLOYMENT_TARGET=f"{MACOS}.0")
+    where = ["--python-platform", platform.uv, "--python-version", PYTHON]
+    extras = [word for extra in platform.extras for word in ("--extra", extra)]
+    return run([*command, *where, *extras, str(project)], MACOSX_DEPLOYMENT_TARGET="14.0")
 
 
-def wheels(locked: Path) -> list[Wheel]:
-    """Where PyPI has the files of a lock."""
-    platform = ["--platform", f"macosx_{MACOS}_0_arm64", "--python-version", PYTHON]
+def wheels(platform: Platform) -> list[Wheel]:
+    """Where PyPI has the files of a platform's lock; an error where it lacks one."""
+    where = [word for tag in platform.tags for word in ("--platform", tag)]
     with tempfile.TemporaryDirectory() as nowhere:
         # A resolver here asks for the versions of this Python; the lock was made for another one.
         options = ["--dry-run", "--no-deps", "--ignore-requires-python", "--only-binary=:all:"]
@@ -62,7 +90,20 @@ def wheels(locked: Path) -> list[Wheel]:
             "--target",
             nowhere,
         ]
-        report = json.loads(run([*install, *platform, "--report", "-", "--requirement", str(locked)]))
+        report = json.loads(
+            run(
+                [
+                    *install,
+                    *where,
+                    "--python-version",
+                    PYTHON,
+                    "--report",
+                    "-",
+                    "--requirement",
+                    str(platform.lock),
+                ]
+            )
+        )
     found = [
         Wheel(
             entry["metadata"]["name"],
@@ -140,9 +181,13 @@ def main() -> None:
     parser.add_argument("wheel", type=Path, help="crossturn's own")
     wheel = parser.parse_args().wheel
     project = HERE.parent / "pyproject.toml"
-    LOCK.write_text(lock(project))
+    for platform in (MACOS, LINUX):
+        platform.lock.write_text(lock(project, platform))
     description = "Chat server for Qwen3.5 hybrid models that never reads a conversation twice"
-    FORMULA.write_text(formula(wheel, wheels(LOCK), description=description))
+    found = {platform.lock.name: wheels(platform) for platform in (MACOS, LINUX)}
+    FORMULA.write_text(formula(wheel, found[MACOS.lock.name], description=description))
+    for name, files in found.items():
+        print(f"{name}: {len(files)} wheels")
 
 
 if __name__ == "__main__":
