@@ -28,6 +28,7 @@ import mlx.core as mx
 CHUNK = 64
 _BLOCK = 16
 _SIZES = (16, 32, CHUNK)  # a short part takes a smaller chunk
+_FEWEST_AT_ONCE = 4  # tokens of one sequence from which on a chunk is fewer operations than steps
 
 
 class DeltaRule(Protocol):
@@ -97,6 +98,10 @@ class Chunked:
         state: mx.array,
         capture_at: Sequence[int],
     ) -> tuple[mx.array, list[mx.array]]:
+        if k.shape[0] == 1 and k.shape[1] >= _FEWEST_AT_ONCE:
+            q, k, v, log_decay, beta, state = (x.squeeze(0) for x in (q, k, v, log_decay, beta, state))
+            out, _, found = self.many(q, k, v, log_decay, beta, state, capture_at)
+            return out[None], [x[None] for x in found]
         outs, captured = [], []
         for t in range(k.shape[1]):
             out, state = self.one(q[:, t], k[:, t], v[:, t], log_decay[:, t], beta[:, t], state)

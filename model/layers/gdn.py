@@ -64,7 +64,8 @@ class Gdn:
         scale += [config.key_head_dim**-0.5] * config.n_key_heads
         # In float32: bfloat16 would round Dk^-1/2, and so every key's length, by the same 0.2 %.
         self._key_scale = mx.array(scale, mx.float32)[:, None]
-        self._taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
+        self._convolve = ops.convolve(block.conv1d)
+        self._norm_weight = block.norm.weight.astype(mx.float32)
         self._decay_rate = -mx.exp(block.A_log.astype(mx.float32))  # [Hv]
 
     def prefill(
@@ -82,7 +83,7 @@ class Gdn:
         n_tokens, n_kept = x.shape[1], self._config.conv_kernel - 1
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
-        q, k, v = self._heads(self._convolve(rows, n_tokens))
+        q, k, v = self._heads(self._ops.silu(self._convolve(rows)))
         log_decay, beta = self._gates(a, b)
         # squeeze, not [0]: MLX gathers for an index, which copies.
         q, k, v, log_decay, beta, start = (x.squeeze(0) for x in (q, k, v, log_decay, beta, past.matrix))
@@ -97,7 +98,7 @@ class Gdn:
         """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K, C]
-        q, k, v = self._heads(self._ops.silu((rows * self._taps).sum(axis=1, keepdims=True)))
+        q, k, v = self._heads(self._ops.silu(self._convolve(rows)))
         log_decay, beta = self._gates(a, b)
         out, matrix = self._ops.rule.one(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], beta[:, 0], past.matrix)
         return self._project(out[:, None], z), Recurrent(rows[:, 1:], matrix)
@@ -114,16 +115,9 @@ class Gdn:
         """
         qkv, z, b, a = self._inputs(x)
         rows = mx.concatenate([past.window, qkv], axis=1)  # [B, K - 1 + T, C]
-        q, k, v = self._heads(self._convolve(rows, x.shape[1]))
+        q, k, v = self._heads(self._ops.silu(self._convolve(rows)))
         out, matrices = self._ops.rule.few(q, k, v, *self._gates(a, b), past.matrix, capture_at)
         return self._project(out, z), StateTrail(rows, dict(zip(capture_at, matrices, strict=True)))
-
-    def _convolve(self, rows: mx.array, n_tokens: int) -> mx.array:
-        """Depthwise over K rows, then silu: [B, K - 1 + T, C] to [B, T, C]."""
-        total = rows[:, :n_tokens] * self._taps[0]
-        for tap in range(1, self._config.conv_kernel):
-            total = total + rows[:, tap : tap + n_tokens] * self._taps[tap]
-        return self._ops.silu(total)
 
     def _heads(self, rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """[B, T, C] to q, k [B, T, Hk, Dk], float32, normalised, q scaled; and v [B, T, Hv, Dv]."""
@@ -142,8 +136,7 @@ class Gdn:
     def _project(self, out: mx.array, z: mx.array) -> mx.array:
         """Gated norm per head and the output projection: [B, T, Hv, Dv] to [B, T, H]."""
         gate = self._ops.silu(z.astype(mx.float32))
-        weight = self._block.norm.weight
-        normed = mx.fast.rms_norm(out.astype(mx.float32), weight.astype(mx.float32), self._block.norm.eps)
+        normed = mx.fast.rms_norm(out.astype(mx.float32), self._norm_weight, self._block.norm.eps)
         mixed = (gate * normed.reshape(gate.shape)).astype(z.dtype)
         return self._ops.apply(self._block.out_proj, mixed)
 

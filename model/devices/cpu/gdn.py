@@ -42,10 +42,9 @@ class CpuGdn(Gdn):
         if self.steps_in_numpy:
             self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
             self._step_output = matrix(block.out_proj)
-        taps, rate, bias, norm = (
-            np.asarray(x.astype(mx.float32))
-            for x in (self._taps, self._decay_rate, block.dt_bias, block.norm.weight)
-        )
+        by_tap = mx.contiguous(block.conv1d.weight.squeeze(-1).T)  # [K, C]
+        read = (by_tap, self._decay_rate, block.dt_bias, block.norm.weight)
+        taps, rate, bias, norm = (np.asarray(x.astype(mx.float32)) for x in read)
         self._weights = MixWeights(taps, rate, bias, norm, block.norm.eps)
 
     def prefill(

@@ -58,8 +58,9 @@ class CudaGdn(Gdn):
             config.value_head_dim,
             block.norm.eps,
         )
+        taps = mx.contiguous(block.conv1d.weight[:, :, 0].T)  # [K, C]
         bias = block.dt_bias.astype(mx.float32)
-        self._weights = GdnWeights(self._taps, self._decay_rate, bias, block.norm.weight)
+        self._weights = GdnWeights(taps, self._decay_rate, bias, block.norm.weight)
         mx.eval(*self._weights)  # or a compiled step would compute them anew each time
 
     @staticmethod

@@ -16,7 +16,7 @@ from model.devices.metal.delta_rule import GROUP, MetalKernel
 from model.devices.metal.few_tokens import agrees
 from model.layers.delta_rule import Chunked
 from model.layers.network import Network, network_of
-from model.layers.ops import Ops
+from model.layers.ops import Ops, convolution
 
 _NORMAL = 1
 _PRESSURE = b"kern.memorystatus_vm_pressure_level"
@@ -57,7 +57,7 @@ class MetalDevice:
         if fits:  # tried now, not beside a request
             agrees(model.model.norm.weight.dtype, config.key_head_dim, config.value_head_dim)
         rule = MetalKernel() if fits else Chunked()
-        return network_of(model, config, Ops(attend=attend, rule=rule), compiles=True)
+        return network_of(model, config, Ops(attend=attend, rule=rule, convolve=convolution), compiles=True)
 
     def begin_loading(self) -> None:
         mx.set_memory_limit(self.n_memory_bytes)
