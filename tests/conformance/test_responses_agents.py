@@ -135,7 +135,7 @@ def runs_a_command(request: GenerationRequest) -> Iterable[Event]:
     yield Finished(0, "stop", 9, 2)
 
 
-def codex(server: Live, home: Path, *arguments: str) -> list[dict[str, Any]]:
+def codex(server: Live, home: Path, *arguments: str, fails: bool = False) -> list[dict[str, Any]]:
     """What ``codex exec`` tells of its run."""
     folder = home / ".codex"
     folder.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ def codex(server: Live, home: Path, *arguments: str) -> list[dict[str, Any]]:
     # Where the tests run may be no place for codex' own sandbox; its command is the one above.
     options = ["--skip-git-repo-check", "--sandbox", "danger-full-access", "--json"]
     done = run([BIN / "codex", "exec", *options, *arguments], home, {"CODEX_HOME": str(folder)})
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.returncode == 0) != fails, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -173,3 +173,10 @@ def test_codex_calls_a_tool_and_uses_its_result(tmp_path: Path) -> None:
     (command,) = of_kind(events, "command_execution")
     assert command["exit_code"] == 0
     assert [item["text"] for item in of_kind(events, "agent_message")] == ["It said from the tool."]
+
+
+@needs_node
+def test_codex_says_that_a_thread_is_too_long(tmp_path: Path) -> None:
+    with live(FakeEngine(runs_a_command), fake_served("demo", context_length=2000)) as server:
+        events = codex(server, tmp_path, "Say hello.", fails=True)
+    assert "context window" in events[-1]["error"]["message"]
