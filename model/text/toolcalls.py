@@ -49,6 +49,9 @@ HEAD = re.compile(
     rf"(?:{CALL}\s*)?{FUNCTION}([^<>\n]+)>\s*(?={PARAMETER}[^<>\n]+>|{END_FUNCTION}|{END_CALL})"
 )
 
+N_TELLING = 8
+"""Characters, white space before them aside, after which nothing more is learned of a value's type."""
+
 CallDelta = ToolCallStart | ToolCallArguments
 Read = Piece | CallDelta
 
@@ -87,6 +90,7 @@ class ToolCallReader:
         self._type = ParameterType()
         self._written: dict[str, str] = {}  # the call's parameters as JSON, by key
         self._value: list[str] = []
+        self._begun = ""  # what tells whether the value is a string
         self._is_streaming = False
         self._is_repeated = False
         self._waits_for_tag = False
@@ -232,6 +236,7 @@ class ToolCallReader:
         self._type = parameter_type(self._schemas[self._name], key)
         self._state, self._value, self._at_value_start = "value", [], True
         self._starts_line = True
+        self._begun = ""
         if not self._is_repeated:
             separator = ", " if self._written else ""
             yield self._arguments(f"{separator}{quoted(key)}: ")
@@ -263,9 +268,11 @@ class ToolCallReader:
         if self._is_streaming:
             if text:
                 yield self._arguments(quoted(text)[1:-1])
-        elif self._type.is_string("".join(self._value)):
-            self._is_streaming = True
-            yield self._arguments(quoted("".join(self._value))[:-1])
+        elif len(self._begun) < N_TELLING:
+            self._begun += text.lstrip() if not self._begun else text
+            if self._type.is_string(self._begun):
+                self._is_streaming = True
+                yield self._arguments(quoted("".join(self._value))[:-1])
 
     def _close_value(self) -> Iterator[Read]:
         raw = "".join(self._value)

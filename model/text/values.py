@@ -60,43 +60,90 @@ def find_end(text: str, is_next_key: Callable[[str], bool], *, starts_line: bool
         starts_line: nothing but white space stands in front of ``text`` in its line.
         last: nothing follows ``text``.
     """
-    open_tags: list[str] = []
-    quoted_from = 0  # where the outermost quotation begins
-    dropped: ValueEnd | None = None  # where the value ends if the quotation is the next parameter
-    closed: re.Match[str] | None = None  # the closing tag with which a quotation has just ended
+    scan = _Scan(text, is_next_key, starts_line, last)
     for tag in TAG.finditer(text):
         if tag["opener"]:
-            line = text[text.rfind("\n", 0, tag.start("opener")) + 1 : tag.start("opener")]
-            if line.strip() or not (starts_line or "\n" in text[: tag.start("opener")]):
-                continue  # in the middle of a line: spoken of, not written
-            if not open_tags:
-                quoted_from = quoted_from if dropped or closed else tag.start()
-                if dropped is None and tag["key"] and is_next_key(tag["key"].strip()):
-                    # The tag before it closes a quotation, or the value, and what seemed to open a
-                    # quotation is spoken of. If the call goes on, then the latter.
-                    dropped = ValueEnd(tag.start(), is_end=True) if closed is None else _end(closed, None)
-            open_tags.append(next(start for start in STARTS if tag["opener"].startswith(start)))
-            continue
-        behind = _next_chars(text, tag.end())
-        if not last and any(start.startswith(behind) for start in STARTS):
-            return ValueEnd(quoted_from if open_tags or dropped or closed else tag.start())
-        owned = OPENER_OF[tag["closer"]] in open_tags
-        if owned:
-            while open_tags.pop() != OPENER_OF[tag["closer"]]:
-                pass
-            closes_call = behind.startswith(GOES_ON) and not _owns(open_tags, behind)
-            if tag["closer"] == END_PARAMETER and (closes_call or (last and not behind)):
-                return _end(tag, dropped)
-            closed = tag if not open_tags and tag["closer"] == END_PARAMETER else None
-            if not open_tags and not behind.startswith(PARAMETER):
-                dropped = closed = None
-        elif behind.startswith(FOLLOWERS[tag["closer"]]) or (
-            last and not behind and tag["closer"] != END_CALL
-        ):
-            return _end(tag, dropped)
-    if open_tags or dropped or closed:
-        return ValueEnd(len(text) if last else quoted_from, waits_for_tag=not last)
+            scan.open(tag)
+        elif (found := scan.close(tag)) is not None:
+            return found
+    if scan.is_quoting:
+        return ValueEnd(len(text) if last else scan.quoted_from, waits_for_tag=not last)
     return ValueEnd(len(text) if last else len(text) - _n_begun_tag(text))
+
+
+class _Scan:
+    """One reading of a value.
+
+    Attributes:
+        quoted_from: where the outermost quotation begins.
+    """
+
+    def __init__(self, text: str, is_next_key: Callable[[str], bool], starts_line: bool, last: bool) -> None:
+        self._text, self._is_next_key = text, is_next_key
+        self._starts_line, self._last = starts_line, last
+        self._open: list[tuple[str, int]] = []  # opening tags that wait for theirs, and where they stand
+        self._dropped: ValueEnd | None = None  # where the value ends if the quotation is the next parameter
+        self._closed: re.Match[str] | None = None  # with which a quotation has just ended
+        self.quoted_from = 0
+
+    @property
+    def is_quoting(self) -> bool:
+        """It depends on what follows whether what was read last is a quotation."""
+        return bool(self._open or self._dropped or self._closed)
+
+    def open(self, tag: re.Match[str]) -> None:
+        """Go on by an opening tag; in the middle of a line it is spoken of, not written."""
+        at = tag.start("opener")
+        if not self._begins_line(at):
+            return
+        if not self._open:
+            self.quoted_from = self.quoted_from if self.is_quoting else tag.start()
+            if self._dropped is None and tag["key"] and self._is_next_key(tag["key"].strip()):
+                # The tag before it closes a quotation, or the value, and what seemed to open a quotation
+                # is spoken of. If the call goes on, then the latter.
+                closed = self._closed
+                self._dropped = ValueEnd(tag.start(), is_end=True) if closed is None else self._end(closed)
+        self._open.append((next(start for start in STARTS if tag["opener"].startswith(start)), at))
+
+    def close(self, tag: re.Match[str]) -> ValueEnd | None:
+        """Go on by a closing tag; what is then known, if the value may end here."""
+        closer, at = tag["closer"], tag.start("closer")
+        opened_at = next((at for opener, at in reversed(self._open) if opener == OPENER_OF[closer]), None)
+        is_own_line = self._begins_line(at)
+        if opened_at is not None and not is_own_line and "\n" in self._text[opened_at:at]:
+            return None  # spoken of in a quotation that has its own further on
+        behind = _next_chars(self._text, tag.end())
+        if not self._last and any(start.startswith(behind) for start in STARTS):
+            return ValueEnd(self.quoted_from if self.is_quoting else tag.start())
+        is_over = self._last and not behind
+        if opened_at is None:
+            may_end = behind.startswith(FOLLOWERS[closer]) or (is_over and closer != END_CALL)
+            return self._end(tag) if may_end else None
+        while self._open.pop()[1] != opened_at:
+            pass
+        if closer == END_PARAMETER and (is_over or self._closes_call(behind)):
+            return self._end(tag)
+        if not self._open:
+            goes_on = behind.startswith(PARAMETER)
+            self._closed = tag if goes_on and closer == END_PARAMETER else None
+            self._dropped = self._dropped if goes_on else None
+        return None
+
+    def _begins_line(self, at: int) -> bool:
+        """Whether nothing but white space stands in front of ``at`` in its line."""
+        line_start = self._text.rfind("\n", 0, at) + 1
+        return (line_start > 0 or self._starts_line) and not self._text[line_start:at].strip()
+
+    def _closes_call(self, behind: str) -> bool:
+        """Whether ``behind`` begins with a closing tag that belongs to no quotation."""
+        closer = next((tag for tag in GOES_ON if behind.startswith(tag)), None)
+        return closer is not None and all(opener != OPENER_OF[closer] for opener, _ in self._open)
+
+    def _end(self, tag: re.Match[str]) -> ValueEnd:
+        if self._dropped is not None:
+            return self._dropped
+        is_own = tag["closer"] == END_PARAMETER
+        return ValueEnd(tag.start(), is_end=True, n_closer=len(tag[0]) if is_own else len(tag["break"]))
 
 
 def _next_chars(text: str, start: int) -> str:
@@ -104,19 +151,6 @@ def _next_chars(text: str, start: int) -> str:
     space = SPACE.match(text, start)
     at = space.end() if space else start
     return text[at : at + MAX_TAG_CHARS]
-
-
-def _end(tag: re.Match[str], dropped: ValueEnd | None) -> ValueEnd:
-    if dropped is not None:
-        return dropped
-    is_own = tag["closer"] == END_PARAMETER
-    return ValueEnd(tag.start(), is_end=True, n_closer=len(tag[0]) if is_own else len(tag["break"]))
-
-
-def _owns(open_tags: list[str], behind: str) -> bool:
-    """Whether the closing tag that ``behind`` begins with belongs to one of ``open_tags``."""
-    closer = next(tag for tag in GOES_ON if behind.startswith(tag))
-    return OPENER_OF[closer] in open_tags
 
 
 def _n_begun_tag(text: str) -> int:

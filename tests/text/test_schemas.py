@@ -385,6 +385,27 @@ def test_s3_a_process_that_is_out_of_memory_is_a_refusal() -> None:
         small.close()
 
 
+def test_s3_the_process_ends_with_the_one_that_started_it() -> None:
+    compiler = GrammarCompiler(tokenizer_with(), VOCAB)
+    compiler.json(STRING)
+    process = compiler._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # as when that one is killed
+    assert process.wait(10) == 0
+    compiler.close()
+
+
+def test_s3_a_process_that_was_ended_from_outside_is_started_anew(compiler: GrammarCompiler) -> None:
+    compiler.json(STRING)
+    if compiler._process is None:
+        compiler.start()
+    assert compiler._process is not None
+    compiler._process.kill()
+    compiler._process.wait()
+    assert takes(compiler.json({"type": "integer", "maximum": 7}), "1")
+
+
 def test_s3_what_was_compiled_is_remembered(compiler: GrammarCompiler) -> None:
     first = compiler.json({"type": "string", "maxLength": 7})
     compiler.close()

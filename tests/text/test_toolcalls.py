@@ -428,6 +428,33 @@ def test_t1_a_value_that_quotes_markup_arrives_whole(value: str) -> None:
     assert reader.called_tools
 
 
+quotations = st.recursive(
+    st.sampled_from(["text", "  x = 1", "", "a < b", "say <parameter=n> and </parameter> here", "end"]),
+    lambda inner: st.builds(
+        "\n".join,
+        st.lists(
+            inner
+            | st.builds(lambda body: f"<parameter=city>\n{body}\n</parameter>", inner)
+            | st.builds(lambda body: xml_call("g", city=body), inner)
+            | st.builds(lambda body: xml_call("f", a=body, n="1"), inner),
+            min_size=1,
+            max_size=3,
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(quotations, quotations, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_t1_whatever_is_quoted_in_balance_comes_back(one: str, other: str, torn: bool) -> None:
+    text = xml_call("f", a=one, n=other) + "\n" + xml_call("g", city="y")
+    joined, _ = read(byte_ids(text) if torn else ids_of(text), tools=CITY)
+    assert [name for name, _ in joined.calls] == ["f", "g"]
+    assert json.loads(joined.calls[0][1]) == {"a": one, "n": other}
+    assert not joined.content
+
+
 @pytest.mark.parametrize(
     ("text", "calls"),
     [

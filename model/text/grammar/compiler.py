@@ -154,6 +154,8 @@ class GrammarCompiler:
         return result.grammar
 
     def _asked(self, line: bytes, where: str) -> _Result:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # somebody has ended it while it had nothing to do
         self.start()
         if not self._is_ready:
             self._exchange(json.dumps(self._setting).encode() + b"\n", START_TIMEOUT_S)

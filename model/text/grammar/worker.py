@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import resource
 import signal
 import sys
@@ -28,6 +29,7 @@ N_STEPS = 64
 """Tokens for which masks are computed: well into the first member of an object."""
 MAX_CPU_S = 0.5
 """What compiling and those masks may cost: for so long the engine stops for it."""
+MAX_REQUEST_CPU_S = 10
 LIKELY = b'{"a}[]:,1\n<t- '
 """Characters with which the walk tries to get ahead."""
 
@@ -42,7 +44,17 @@ def main() -> None:
     prover = Prover(setting["definition"], setting["vocab_size"], setting["eos_ids"])
     _tell({"ready": True})
     for line in sys.stdin.buffer:
+        _limit_time()
         _tell(_answer(json.loads(line), prover))
+
+
+def _limit_time() -> None:
+    """End this process by itself in a while, should nobody be left to end it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime) + MAX_REQUEST_CPU_S
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard == resource.RLIM_INFINITY or soft <= hard:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 class Prover:
