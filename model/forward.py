@@ -91,9 +91,9 @@ class Forward:
 
     def warm_up(self) -> None:
         """Build the kernels that are compiled on first use, so that no request waits for them."""
-        few = self._network.few_tokens
-        for n_tokens in sorted({2, few // 4 + 1, few}) if few else ():
-            self.prefill(self.new_state(), np.zeros(n_tokens, np.uint32), capture_at=[1])
+        for n_tokens in self._network.few_sizes:
+            for wanted in ([], [1]):
+                self.prefill(self.new_state(), np.zeros(n_tokens, np.uint32), capture_at=wanted)
         for size in self._device.warm_sizes:
             batch = self.new_batch()
             for key in range(size):

@@ -84,7 +84,8 @@ class Network:
         head: rows [..., H] after the last norm to logits [..., V] in float32.
         step: a decode step.
         extend: a step of several tokens.
-        few_tokens: of one sequence, as many as :attr:`extend` feeds in less time than a prefill does.
+        few_sizes: numbers of tokens for which :attr:`extend` builds something at first use, ascending. Of one
+            sequence it feeds up to the last of them in less time than a prefill does.
     """
 
     embed: Callable[[mx.array], tuple[mx.array, mx.array]]
@@ -92,7 +93,12 @@ class Network:
     head: Callable[[mx.array], mx.array]
     step: Step
     extend: Extend
-    few_tokens: int = 0
+    few_sizes: tuple[int, ...] = ()
+
+    @property
+    def few_tokens(self) -> int:
+        """Tokens up to which :attr:`extend` reads a prompt."""
+        return max(self.few_sizes, default=0)
 
 
 def network_of(

@@ -23,7 +23,7 @@ from model.devices.cpu.step import CpuStep
 from model.errors import BackendError
 from model.layers.network import Network, head_of, network_of
 
-_FEW_TOKENS = 64
+_FEW_SIZES = (2, 64)
 _LITTLE = 16  # of the memory there is, a part of which less than this is free is short
 _SMALL_BYTES = 256 << 20  # weights that a step reads from caches rather than from memory, roughly
 
@@ -73,7 +73,7 @@ class CpuDevice:
         if not CpuStep.takes(model.model, network.blocks, head):
             return network
         step = CpuStep(model.model, network.blocks, head, crew)
-        return replace(network, step=step, extend=step.extend, few_tokens=_FEW_TOKENS)
+        return replace(network, step=step, extend=step.extend, few_sizes=_FEW_SIZES)
 
     def begin_loading(self) -> None:
         """Nothing: MLX takes the CPU's arrays from malloc and gives them back."""

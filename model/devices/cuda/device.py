@@ -16,15 +16,13 @@ from model.devices.cuda.kernels import pointwise
 from model.devices.cuda.kernels.attention_prompt import ATTENTION_BYTES
 from model.devices.cuda.kernels.few_rows import can_multiply, matrix_of, multiply
 from model.devices.cuda.mixture import CudaFeedForward
-from model.devices.cuda.step import CompiledStep
+from model.devices.cuda.step import FEW_SIZES, CompiledStep
 from model.errors import BackendError
 from model.layers.attention import Attention
 from model.layers.gdn import Gdn
 from model.layers.network import Network, head_of, network_of
 from model.layers.ops import AddNorm, Ops
 from model.layers.projection import Projection, apply_unpacked
-
-_FEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class CudaDevice:
         if not CompiledStep.takes(network.blocks):
             return network
         step = CompiledStep(model.model, network.blocks, head_of(model, config), ops)
-        return replace(network, step=step, extend=step.extend, few_tokens=_FEW_TOKENS)
+        return replace(network, step=step, extend=step.extend, few_sizes=FEW_SIZES)
 
     def begin_loading(self) -> None:
         mx.set_cache_limit(LEAST_POOL)

@@ -21,8 +21,8 @@ class StackTrail:
     """A :class:`Trail` as the kernel writes it.
 
     Attributes:
-        counts: [S], ascending.
-        windows: [S, B, 3, C].
+        counts: ascending.
+        windows: [S, B, 3, C], the first for those counts.
         matrices: [S, B, Hv, Dv, Dk].
     """
 
@@ -32,7 +32,7 @@ class StackTrail:
 
     def at(self, n_tokens: Sequence[int]) -> Recurrent:
         slots = [self.counts.index(n) for n in n_tokens]
-        if len(self.counts) == 1:
+        if len(self.windows) == 1:
             return Recurrent(self.windows.squeeze(0), self.matrices.squeeze(0))
         if len(slots) == 1:
             at = slots[0]

@@ -27,7 +27,7 @@ from model.state import Recurrent
 Arrays = list[mx.array]
 
 # Tokens of a sequence for which graphs are made; others are padded up to them.
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+FEW_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class _Layer:
@@ -118,9 +118,11 @@ class CompiledStep:
         """See :class:`model.layers.network.Extend`."""
         n_seqs, n_tokens = ids.shape
         # Behind the tokens others are fed, up to a number that a graph was made for; nobody sees them.
-        n_fed = next((size for size in _SIZES if size >= n_tokens), n_tokens)
+        n_fed = next((size for size in FEW_SIZES if size >= n_tokens), n_tokens)
         ids = mx.pad(ids, [(0, 0), (0, n_fed - n_tokens)])
-        wanted = mx.array(list(capture_at), mx.int32)
+        # Likewise of the states: after 0 tokens none is written.
+        n_slots = 1 << (len(capture_at) - 1).bit_length()
+        wanted = mx.array([*capture_at, *[0] * (n_slots - len(capture_at))], mx.int32)
         rows, states = self._run(ids.flatten(), groups, recurrent, wanted)
         for group in groups:
             for kv in group.kv:
