@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from model.text.schema import Validator, kinds_of, members, takes_any_string, validator_of
+from model.text.schemas.fitting import Validator, validator_of
+from model.text.schemas.reading import kinds_of, members, takes_any_string
 
 STRING = frozenset({"string"})
 JUDGING = ("$schema", "$defs", "definitions", "properties", "patternProperties", "additionalProperties")

@@ -15,7 +15,7 @@ from typing import Literal
 
 from model.text.deltas import ToolCallArguments, ToolCallStart
 from model.text.messages import END_THINK, THINK
-from model.text.schema import fits
+from model.text.schemas.fitting import fits
 from model.text.stops import Piece, n_begun, n_trailing_space
 from model.text.toolcalls import CallDelta, ToolCallReader
 from model.text.values import CALL, END_CALL

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.errors import InputError
-from model.text.schema import checked_schema
+from model.text.schemas.checking import checked_schema
 from server.turn.served import GrammarWriter
 from server.turn.turn import ToolChoice, Turn
 

@@ -16,7 +16,7 @@ from model.text.grammar.calls import call_grammar
 from model.text.grammar.masks import GrammarTable
 from model.text.grammar.rules import json_schema
 from model.text.reply import ReplyReader, close_thought_ids
-from model.text.schema import fits
+from model.text.schemas.fitting import fits
 from server.engine.constraint import Constraint
 from tests.fakes.chatml import tokenizer_with, tool
 from tests.fakes.scripted import ids_of, read, xml_call

@@ -18,7 +18,9 @@ from model.text.arguments import parameter_type
 from model.text.grammar.calls import TextForm, call_grammar, text_tool
 from model.text.grammar.compiler import GrammarCompiler
 from model.text.grammar.rules import json_schema
-from model.text.schema import checked_schema, fits, kinds_of
+from model.text.schemas.checking import checked_schema
+from model.text.schemas.fitting import fits
+from model.text.schemas.reading import kinds_of
 from tests.fakes.chatml import tokenizer_with, tool
 from tests.fakes.scripted import xml_call
 from tests.text.test_grammar import VOCAB, controls, table, takes

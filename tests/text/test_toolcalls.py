@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from model.text.arguments import ParameterType, parameter_type
 from model.text.deltas import ContentDelta, ToolCallArguments
 from model.text.reply import ReplyReader
-from model.text.schema import ALL_KINDS, fits
+from model.text.schemas.fitting import fits
+from model.text.schemas.reading import ALL_KINDS
 from model.text.toolcalls import new_call_id
 from tests.fakes.chatml import tokenizer_with, tool
 from tests.fakes.scripted import Joined, byte_ids, ids_of, read, xml_call

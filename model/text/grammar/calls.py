@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 from model.errors import InputError
 from model.text.grammar.rules import GAP, checked, json_rule, refusal
-from model.text.schema import Members, checked_schema, kinds_of, members, resolved
+from model.text.schemas.checking import checked_schema
+from model.text.schemas.reading import Members, kinds_of, members, resolved
 from model.text.values import CALL, END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
 
 END_VALUE = f"\n{END_PARAMETER}\n"

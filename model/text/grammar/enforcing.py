@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from model.text.schema import Schema, kinds_of, resolved
+from model.text.schemas.reading import Schema, kinds_of, resolved
 
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}

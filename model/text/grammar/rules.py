@@ -12,7 +12,7 @@ import llguidance
 
 from model.errors import InputError
 from model.text.grammar.enforcing import enforceable
-from model.text.schema import checked_schema
+from model.text.schemas.checking import checked_schema
 
 GAP = r"/\n{0,2}/"
 """What may stand between a thought and the content: the template writes two line feeds."""
