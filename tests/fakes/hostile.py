@@ -196,7 +196,7 @@ def _mutated(r: random.Random, value: Json) -> Json:
         case 2:
             container[key] = [container[key]] * r.choice([1, 2, 100])
         case 3:
-            container[key] = schema(r, 3)
+            container[key] = copy.deepcopy(schema(r, 3))
         case _:
             container[key] = _value(r)
     return value

@@ -66,6 +66,7 @@ def check(path: str, response: httpx.Response) -> str:
     return "refused"
 
 
+@pytest.mark.slow
 def test_hostile_bodies_are_refused_in_the_dialects_shape(
     served: Served, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -126,7 +126,6 @@ def test_h4_the_list_of_models_has_two_spellings(server: Live, path: str) -> Non
         ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
         ("GET", "/models", "/v1/models"),
         ("POST", "/completions", "/v1/completions"),
-        ("GET", "/api/tags", "Ollama"),
         ("GET", "/nowhere", "/docs"),
     ],
 )
@@ -136,6 +135,18 @@ def test_h4_a_path_that_is_not_there_answers_with_a_hint(
     response = server.http.request(method, path, json=ASK)
     assert response.status_code == 404
     assert hint in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/api/tags"), ("POST", "/api/chat"), ("POST", "/api/show"), ("GET", "/api/version")],
+)
+def test_h6_a_client_of_ollama_is_told_what_to_do(server: Live, method: str, path: str) -> None:
+    response = server.http.request(method, path, json=ASK)
+    assert response.status_code == 404
+    message = error_of(response)["message"]
+    assert "Ollama" in message
+    assert "/v1" in message
 
 
 def test_every_response_has_an_id_and_the_servers_name() -> None:

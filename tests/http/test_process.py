@@ -149,3 +149,25 @@ def test_g06_a_stream_that_does_not_end_is_ended_with_an_error_frame(
         status, log = ended(process)
     assert status == 0
     assert "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_x9_a_hangup_ends_as_a_termination_does_and_readiness_ends_first(tmp_path: Path) -> None:
+    ask = {"messages": [{"role": "user", "content": "What is my name? " * 60}], "max_tokens": 8}
+    options = ("--port", "0", "--cache-dir", str(tmp_path / "cache"), "--unready-seconds")
+    with started(*options, "600") as (process, url):
+        assert httpx.get(f"{url}/ready").json() == {"status": "ready"}
+        assert httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=WAIT_S).status_code == 200
+        process.send_signal(signal.SIGHUP)
+        while httpx.get(f"{url}/ready").status_code == 200:
+            pass
+        # It still serves: a proxy may not have looked yet.
+        assert httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=WAIT_S).status_code == 200
+        process.send_signal(signal.SIGHUP)  # the second ends at once
+        status, log = ended(process)
+        assert (status, log.count("Traceback")) == (0, 0)
+    with started(*options, "0") as (process, url):
+        body = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=WAIT_S).json()
+        assert body["crossturn"]["reused_tokens"] > 0  # saved at the end, whatever signal it was
+        process.send_signal(signal.SIGHUP)
+        assert ended(process)[0] == 0
