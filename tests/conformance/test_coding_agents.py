@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.conformance, needs_node]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = {"command": "echo from the tool", "description": "Say it"}
+WIDE = 1 << 20
 RUN_IT = "Run it please."
 SHELL_TOOLS = {"claude": "Bash", "opencode": "bash", "qwen": "run_shell_command", "pi": "bash"}
 ASKED: dict[str, tuple[str, ...]] = {
@@ -74,7 +75,7 @@ def launch(
 
 @pytest.mark.parametrize("name", SHELL_TOOLS)
 def test_an_agent_chats(name: str, tmp_path: Path) -> None:
-    with live(FakeEngine(works, store=make_store()), fake_served("demo", context_length=1 << 20)) as server:
+    with live(FakeEngine(works, store=make_store()), fake_served("demo", context_length=WIDE)) as server:
         done = launch(server, tmp_path, name, *ASKED[name], "Say hello.")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Hello." in done.stdout
@@ -83,7 +84,7 @@ def test_an_agent_chats(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHELL_TOOLS)
 def test_an_agent_calls_a_tool_and_uses_its_result(name: str, tmp_path: Path) -> None:
-    with live(FakeEngine(works, store=make_store()), fake_served("demo", context_length=1 << 20)) as server:
+    with live(FakeEngine(works, store=make_store()), fake_served("demo", context_length=WIDE)) as server:
         done = launch(server, tmp_path, name, *ASKED[name], RUN_IT)
         requests = server.engine.requests
     assert done.returncode == 0, done.stdout + done.stderr
@@ -93,19 +94,20 @@ def test_an_agent_calls_a_tool_and_uses_its_result(name: str, tmp_path: Path) ->
 
 
 class Narrow(FakeChat):
-    """Refuses what is too long, as the real one does, and notes it."""
+    """Refuses prompts that are longer than ``limit``, less than the server tells, and counts them."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.limit = WIDE
         self.n_refused = 0
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, **options: Any
     ) -> RenderedPrompt:
         prompt = super().render(messages, max_tokens=max_tokens, **options)
-        if max_tokens is not None and len(prompt.ids) > max_tokens:
+        if max_tokens is not None and len(prompt.ids) > self.limit:
             self.n_refused += 1
-            raise PromptTooLongError(len(prompt.ids), max_tokens)
+            raise PromptTooLongError(len(prompt.ids), self.limit)
         return prompt
 
 
@@ -117,26 +119,24 @@ def summarises(request: GenerationRequest) -> Iterable[Event]:
     yield Finished(0, "stop", 9, 2)
 
 
-@pytest.mark.parametrize("name", ["claude", "opencode"])
-def test_an_agent_compacts_when_the_prompt_is_too_long(name: str, tmp_path: Path) -> None:
-    goes_on = {"claude": ("-c", "-p"), "opencode": ("run", "--continue")}[name]
-    again = {"claude": ("-p",), "opencode": ("run",)}[name]
+@pytest.mark.parametrize(
+    ("name", "goes_on", "n_room"),
+    [("claude", ("-c", "-p"), 8_000), ("opencode", ("run", "--continue"), 20_000)],
+)
+def test_an_agent_compacts_when_the_prompt_is_too_long(
+    name: str, goes_on: tuple[str, ...], n_room: int, tmp_path: Path
+) -> None:
     chat = Narrow()
-    limit = 1 << 20
-    served = replace(fake_served("demo", context_length=limit), chat=chat)
+    served = replace(fake_served("demo", context_length=WIDE), chat=chat)
     with live(FakeEngine(summarises, store=make_store()), served) as server:
-        launch(server, tmp_path, name, *again, "Hello " + "a" * 12_000)
-        n_first = max(len(request.prompt.ids) for request in server.engine.requests)
-    # Once more, from the start, where a second question of the kind does not fit, and a summary does.
-    narrow = n_first + 20_000
-    served = replace(fake_served("demo", context_length=narrow), chat=chat)
-    home = tmp_path / "again"
-    home.mkdir()
-    with live(FakeEngine(summarises, store=make_store()), served) as server:
-        for letter, n_chars, how in (("a", 12_000, again), ("b", 25_000, goes_on)):
-            done = launch(server, home, name, *how, f"Hello {letter * n_chars}")
-        prompts = [text_of(request) for request in server.engine.requests]
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Hello." in done.stdout
-    assert chat.n_refused >= 1
-    assert any("They said hello." in prompt for prompt in prompts)
+        launch(server, tmp_path, name, *ASKED[name], "Hello " + "a" * 12_000)
+        launch(server, tmp_path, name, *goes_on, "Hello again")
+        # Room for a request to sum up, and for the next question behind a summary, but not for it now.
+        before = server.engine.requests[:]
+        chat.limit = max(len(request.prompt.ids) for request in before) + n_room
+        done = launch(server, tmp_path, name, *goes_on, "Hello " + "b" * (n_room + 2_000))
+        prompts = [text_of(request) for request in server.engine.requests[len(before) :]]
+    assert "Hello." in done.stdout, done.stdout + done.stderr
+    assert chat.n_refused == 1
+    assert "They said hello." in prompts[-1]
+    assert "aaaa" not in prompts[-1]
