@@ -153,6 +153,11 @@ def _filled_modules(path: Path, config: ModelConfig, shards: Shards) -> tuple[nn
 
 
 def _load_adapter(model: nn.Module, adapter_path: Path) -> None:
+    if "peft_type" in read_json(adapter_path / "adapter_config.json"):
+        raise CheckpointError(
+            f"the adapter in {adapter_path} is one of PEFT; adapters of mlx-lm are read: merge it into the "
+            "checkpoint, or train it with mlx_lm.lora"
+        )
     try:
         load_adapters(model, str(adapter_path))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:

@@ -1,6 +1,6 @@
 """Each kernel of the device against MLX's plain operations, on the model's own layers and random tokens.
 
-A model of a single layer is run whole, by the device and by plain operations, with all but one part of it
+A model of a layer or two is run whole, by the device and by plain operations, with all but one part of it
 silenced: the weights that would carry other parts' results further are zero. So a difference has a name. What
 is right is computed in float32; a kernel may be as far from that as plain operations in its own dtype, or a
 few times as far.
@@ -9,10 +9,10 @@ few times as far.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,13 +28,14 @@ from model.forward import Forward
 from model.kv import KvLayout
 from model.layers.gdn import Gdn
 from model.layers.network import Network
-from model.state import State
+from model.state import Checkpoint, State
 from server.check.comparing import apart, layer_bound, numbers
 from server.check.result import Section
 
 _N_VOCAB = 1024  # rows of the embedding and of the head that are kept
 _N_PROMPT, _CAPTURES, _N_FEW = 200, (70, 128), 5
 _LENGTHS = (200, 65, 20)  # of a batch, unlike so that it is padded
+_N_GUESSED, _KEPT = 4, (2, 4, 1)  # tokens fed at once to each sequence of a batch, and those that stay
 _TIMES = 4.0  # as far from float32 as plain operations in the kernel's dtype are
 
 Results = dict[str, list[NDArray[np.float32]]]
@@ -46,23 +47,24 @@ class Part:
 
     Attributes:
         name: as the table calls it.
-        layer: the kind of layer that it is looked at in.
+        layers: of the model that it is looked at in; the last one has it.
         silenced: names of the linear layers that carry other parts' results.
-        keeps_state: its states are compared, besides the logits.
+        kept: what of the state is compared, besides the logits.
     """
 
     name: str
-    layer: LayerType
+    layers: tuple[LayerType, ...]
     silenced: tuple[str, ...]
-    keeps_state: bool = False
+    kept: Literal["nothing", "recurrent", "rows"] = "nothing"
 
 
-MIXER_OUTPUTS, FEED_FORWARD_OUTPUTS = ("out_proj", "o_proj"), ("down_proj",)
+GDN: LayerType = "linear_attention"
 PARTS = (
-    Part("norms, embedding and head", "linear_attention", (*MIXER_OUTPUTS, *FEED_FORWARD_OUTPUTS)),
-    Part("feed-forward", "linear_attention", MIXER_OUTPUTS),
-    Part("GDN layer", "linear_attention", FEED_FORWARD_OUTPUTS, keeps_state=True),
-    Part("attention", "full_attention", FEED_FORWARD_OUTPUTS, keeps_state=True),
+    Part("norms, embedding and head", (GDN,), ("out_proj", "down_proj")),
+    Part("feed-forward", (GDN,), ("out_proj",)),
+    Part("GDN layer", (GDN,), ("down_proj",), "recurrent"),
+    # Behind a silent layer of the other kind: a state has one of those.
+    Part("attention", (GDN, "full_attention"), ("out_proj", "down_proj"), "rows"),
 )
 
 
@@ -79,7 +81,7 @@ def check_kernels(path: Path, device: Device, dtype: str | None) -> Section:
     exact = own if own.dtype == "float32" else read_modules(path, dtype="float32")
     is_wrong: set[str] = set()
     for part in PARTS:
-        if part.layer not in own.config.layer_types:
+        if not set(part.layers) <= {*own.config.layer_types}:
             continue
         wanted = _run(exact, part, without_kernels(device))
         plain = wanted if exact is own else _run(own, part, without_kernels(device))
@@ -98,9 +100,9 @@ def check_kernels(path: Path, device: Device, dtype: str | None) -> Section:
 def _run(modules: Modules, part: Part, device: Device) -> Results:
     """What the passes through one layer give, by the pass's name."""
     config = _small(modules.config, part)
-    rows = _rows(device.network(_one_layer(modules, part), config), modules, config)
-    forward = Forward(_one_layer(modules, part), config, ModelFingerprint(0, 0, modules.dtype), device)
-    results = {kind: numbers(arrays) for kind, arrays in _passes(forward, part.keeps_state)}
+    rows = _rows(device.network(_few_layers(modules, part), config), modules, config)
+    forward = Forward(_few_layers(modules, part), config, ModelFingerprint(0, 0, modules.dtype), device)
+    results = {kind: numbers(arrays) for kind, arrays in _passes(forward, part)}
     results["prompt"] += numbers([rows])
     return results
 
@@ -110,45 +112,46 @@ def _rows(network: Network, modules: Modules, config: ModelConfig) -> mx.array:
     dtype = getattr(mx, modules.dtype)
     state = State.empty(config, KvLayout(config.n_kv_heads, config.head_dim, dtype))
     ids = np.random.default_rng(4).integers(0, config.vocab_size, (1, _N_PROMPT), dtype=np.uint32)
-    (block,) = network.blocks
     x, h = network.embed(mx.array(ids))
-    if isinstance(block.mixer, Gdn):
-        mixed, _, _ = block.mixer.prefill(h, state.recurrent[0], _CAPTURES)
-    else:
-        mixed = block.mixer.prefill(h, state.kv[0])
-    _, after = block.feed(x, mixed)
-    return after
+    for block in network.blocks:
+        if isinstance(block.mixer, Gdn):
+            mixed, _, _ = block.mixer.prefill(h, state.recurrent[0], _CAPTURES)
+        else:
+            mixed = block.mixer.prefill(h, state.kv[0])
+        x, h = block.feed(x, mixed)
+    return h
 
 
-def _passes(forward: Forward, keeps_state: bool) -> Iterator[tuple[str, list[mx.array]]]:
+def _passes(forward: Forward, part: Part) -> Iterator[tuple[str, list[mx.array]]]:
     random = np.random.default_rng(0)
 
-    def ids(n: int) -> NDArray[np.uint32]:
-        return random.integers(0, forward.config.vocab_size, n, dtype=np.uint32)
+    def ids(*shape: int) -> NDArray[np.uint32]:
+        return random.integers(0, forward.config.vocab_size, shape, dtype=np.uint32)
 
-    def rest(arrays: Callable[[], Sequence[mx.array]]) -> Sequence[mx.array]:
-        return arrays() if keeps_state else ()
+    def recurrent(checkpoints: Iterable[Checkpoint]) -> list[mx.array]:
+        return [a for c in checkpoints for a in c.arrays] if part.kept == "recurrent" else []
 
     state = forward.new_state()
     read = forward.prefill(state, ids(_N_PROMPT), capture_at=_CAPTURES)
-    captured = [a for checkpoint in read.checkpoints for a in checkpoint.arrays]
-    rows = [a for kv in state.kv for a in kv.append(*_no_rows(forward))]
-    yield "prompt", [read.logits, *rest(lambda: [*captured, *state.snapshot().arrays, *rows])]
+    rows = [a for kv in state.kv for a in kv.append(*_no_rows(forward))] if part.kept == "rows" else []
+    yield "prompt", [read.logits, *recurrent([*read.checkpoints, state.snapshot()]), *rows]
     few = forward.prefill(state, ids(_N_FEW), capture_at=[_N_PROMPT + 2])
-    captured = [a for checkpoint in few.checkpoints for a in checkpoint.arrays]
-    yield "a few tokens", [few.logits, *rest(lambda: [*captured, *state.snapshot().arrays])]
+    yield "a few tokens", [few.logits, *recurrent([*few.checkpoints, state.snapshot()])]
     batch = forward.new_batch()
     batch.join(0, state)
     logits = [batch.step(mx.array(ids(1))) for _ in range(3)]
-    yield "step", [*logits, *rest(lambda: list(batch.snapshot(0).arrays))]
-    together = forward.new_batch()
-    for key, n_tokens in enumerate(_LENGTHS):
+    yield "step", [*logits, *recurrent([batch.snapshot(0)])]
+    together, keys = forward.new_batch(), range(len(_LENGTHS))
+    for key in keys:
         member = forward.new_state()
-        forward.prefill(member, ids(n_tokens))
+        forward.prefill(member, ids(_LENGTHS[key]))
         together.join(key, member)
-    logits = [together.step(mx.array(ids(len(_LENGTHS)))) for _ in range(3)]
-    snapshots = rest(lambda: [a for key in range(len(_LENGTHS)) for a in together.snapshot(key).arrays])
-    yield "batch", [*logits, *snapshots]
+    logits = [together.step(mx.array(ids(len(keys)))) for _ in range(3)]
+    yield "batch", [*logits, *recurrent(map(together.snapshot, keys))]
+    guessed = together.extend(mx.array(ids(len(keys), _N_GUESSED)))
+    together.keep(_KEPT)
+    after = together.step(mx.array(ids(len(keys))))
+    yield "guessed tokens", [guessed, after, *recurrent(map(together.snapshot, keys))]
 
 
 def _no_rows(forward: Forward) -> tuple[mx.array, mx.array]:
@@ -160,15 +163,16 @@ def _no_rows(forward: Forward) -> tuple[mx.array, mx.array]:
 
 def _small(config: ModelConfig, part: Part) -> ModelConfig:
     n_vocab = min(_N_VOCAB, config.vocab_size)
-    return replace(config, n_layers=1, layer_types=(part.layer,), vocab_size=n_vocab)
+    return replace(config, n_layers=len(part.layers), layer_types=part.layers, vocab_size=n_vocab)
 
 
-def _one_layer(modules: Modules, part: Part) -> nn.Module:
-    """mlx-lm's language model with one layer, a small vocabulary and the part's silence; nothing is shared
-    with ``modules`` but weights."""
+def _few_layers(modules: Modules, part: Part) -> nn.Module:
+    """mlx-lm's language model with a layer of each kind asked for, a small vocabulary and the part's silence;
+    nothing is shared with ``modules`` but weights."""
     config = modules.config
     model = _twin(modules.model.language_model)
-    model.model.layers = [model.model.layers[config.layer_types.index(part.layer)]]
+    layers = model.model.layers
+    model.model.layers = [layers[config.layer_types.index(kind)] for kind in part.layers]
     for holder, name in ((model.model, "embed_tokens"), (model, "lm_head")):
         if name in holder:
             _map(holder[name], lambda w: w[:_N_VOCAB])

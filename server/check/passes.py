@@ -37,6 +37,7 @@ def check_passes(forward: Forward, device: Device) -> Section:
     section.judge("a captured state, continued", _continued(forward, forked, ids, wanted, after), bound)
     state.restore(read.checkpoints[0])
     section.judge("the same state, gone back to", _continued(forward, state, ids, wanted, after), bound)
+    section.judge("tokens guessed, some of them kept", _guessed(forward, ids, wanted, after), bound)
     section.judge("a prompt in parts", logits_apart(_in_parts(forward, ids), wanted), bound)
     together, alone = _batch(forward, together=True), _batch(forward, together=False)
     error = max(logits_apart(a, b) for a, b in zip(together, alone, strict=True))
@@ -59,6 +60,18 @@ def _continued(
     """How far the logits and the recurrent states are from what they should be behind ``ids``."""
     found = np.array(forward.prefill(state, ids[_CAPTURE:]).logits)
     return max(logits_apart(found, wanted), apart(numbers([*state.snapshot().arrays]), after))
+
+
+def _guessed(forward: Forward, ids: NDArray[np.uint32], wanted: Logits, after: list[Logits]) -> float:
+    """The same after the last tokens were fed several at once, among them wrong ones that are taken back."""
+    batch = forward.new_batch()
+    batch.join(0, _read(forward, ids[:-_N_STEPS]))
+    for start in range(len(ids) - _N_STEPS, len(ids), 4):
+        tokens = np.concatenate([ids[start : start + 4], ids[:2]])
+        logits = batch.extend(mx.array(tokens)[None])
+        batch.keep([4])
+    found = np.array(logits[0, 3])
+    return max(logits_apart(found, wanted), apart(numbers([*batch.snapshot(0).arrays]), after))
 
 
 def _in_parts(forward: Forward, ids: NDArray[np.uint32]) -> Logits:

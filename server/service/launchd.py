@@ -80,6 +80,7 @@ def agent(spec: Spec) -> bytes:
         {
             "Label": LABEL,
             "ProgramArguments": list(spec.command),
+            "EnvironmentVariables": dict(spec.environment),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": 10,

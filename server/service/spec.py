@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,16 @@ from model.errors import CrossturnError
 from server.settings import SECTIONS, Settings, table_of
 
 APP = "crossturn"
+# Settings are in the file, so no CROSSTURN_ is among them; nor is a token, which others could read.
+_VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "XDG_CACHE_HOME",
+    "HTTPS_PROXY",
+    "SSL_CERT_FILE",
+)
 
 
 class ServiceError(CrossturnError):
@@ -30,11 +41,13 @@ class Spec:
         command: what is run.
         settings_file: TOML, read by the command at every start.
         log_file: where its output goes on macOS; systemd keeps a journal of its own.
+        environment: variables of the shell that it would lack, such as where models are kept.
     """
 
     command: tuple[str, ...]
     settings_file: Path
     log_file: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Manager(Protocol):
@@ -80,7 +93,8 @@ def spec() -> Spec:
     settings_file = user_config_path(APP) / "service.toml"
     # -P: a folder named `server` in the working directory is not ours.
     command = (sys.executable, "-P", "-m", "server.cli", "serve", "--config", str(settings_file))
-    return Spec(command, settings_file, user_log_path(APP) / "crossturn.log")
+    environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return Spec(command, settings_file, user_log_path(APP) / "crossturn.log", environment)
 
 
 def write_settings(settings: Settings, file: Path) -> Settings:

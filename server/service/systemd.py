@@ -53,6 +53,9 @@ class Systemd:
 
 def unit(spec: Spec) -> str:
     """The unit's file. It is restarted when it fails or is killed, not when it was told to end."""
+    run_line = f"ExecStart={' '.join(_quoted(part).replace('$', '$$') for part in spec.command)}"
+    variables = [f"Environment={_quoted(f'{name}={value}')}" for name, value in spec.environment.items()]
+    lines = "\n".join([run_line, *variables])
     return f"""\
 [Unit]
 Description=crossturn, a chat server that never reads a conversation twice
@@ -63,7 +66,7 @@ StartLimitBurst=5
 
 [Service]
 Type=exec
-ExecStart={" ".join(_quoted(part) for part in spec.command)}
+{lines}
 Restart=on-failure
 RestartSec=2
 TimeoutStopSec=30
@@ -76,6 +79,6 @@ WantedBy=default.target
 
 
 def _quoted(part: str) -> str:
-    """One word of a command line, as systemd reads it."""
-    escaped = part.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """One word, as systemd reads it."""
+    escaped = part.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

@@ -16,6 +16,8 @@ import model.devices.cpu.attention as cpu_attention
 import model.devices.cpu.feed_forward as cpu_feed_forward
 import model.devices.cpu.gdn as cpu_gdn
 import model.devices.cpu.step as cpu_step
+import model.devices.metal.delta_rule as metal_rule
+import model.devices.metal.device as metal_device
 import model.state as model_state
 import server.check.run as running
 import server.check.speed as speed
@@ -30,6 +32,7 @@ from server.cli import main
 from tests.conftest import DEMO
 from tests.fakes import tiny
 from tests.fakes.driver import plain_prompt
+from tests.fakes.metal import metal
 
 Patch = pytest.MonkeyPatch
 
@@ -40,7 +43,7 @@ def test_every_kernel_of_this_device_agrees_with_plain_operations(
 ) -> None:
     section = check_kernels(tiny.write_text(tmp_path, shape), detect(), None)
     assert section.differing == []
-    assert len(section.rows) == 16
+    assert len(section.rows) == 20
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4", "nvfp4"])
@@ -136,7 +139,7 @@ def test_a_planted_fault_of_a_kernel_is_called_by_its_name(
 def test_the_whole_model_agrees_with_itself(tiny_forward: Forward) -> None:
     section = check_passes(tiny_forward, detect())
     assert section.differing == []
-    assert len(section.rows) == 5
+    assert len(section.rows) == 6
 
 
 def test_a_state_that_is_restored_wrongly_is_named(tiny_forward: Forward, monkeypatch: Patch) -> None:
@@ -198,9 +201,9 @@ def test_the_command_agrees_and_writes_a_report_without_paths_and_names(
     file = tmp_path / "report.md"
     assert main(["check", "--report", str(file)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^verdict: all 30 comparisons agree \(\d+ s\)$", out, re.MULTILINE)
+    assert re.search(r"^verdict: all 35 comparisons agree \(\d+ s\)$", out, re.MULTILINE)
     text = file.read_text()
-    assert "**verdict: all 30 comparisons agree**" in text
+    assert "**verdict: all 35 comparisons agree**" in text
     assert "| prefill of 16 tokens |" in text
     for secret in (str(Path.home()), str(DEMO), os.uname().nodename, str(tmp_path), "demo"):
         assert secret not in text
@@ -217,7 +220,7 @@ def test_the_command_fails_by_name_and_says_what_to_do_instead(
     assert "DIFFERS" in out
     assert "crossturn serve --no-kernels" in out
     last = out.splitlines()[-1]
-    assert re.match(r"verdict: \d+ of 30 comparisons differ: feed-forward, ", last)
+    assert re.match(r"verdict: \d+ of 35 comparisons differ: feed-forward, ", last)
 
 
 def test_a_report_that_cannot_be_written_is_one_line(
@@ -255,3 +258,35 @@ def test_a_reply_that_parts_where_two_tokens_are_as_likely_is_no_difference(demo
     assert gap == pytest.approx(float(logits[best] - logits[second]) / float(logits.std()))
     assert _gap(demo_forward, prompt, 2, [1, 2], [1, 2]) == 0.0
     assert _gap(demo_forward, prompt, 1, [1], [1, 2]) == float("inf")
+
+
+@pytest.mark.parametrize("shape", [tiny.DENSE, tiny.MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_metals_code_agrees_with_plain_operations(shape: tiny.TinyShape, dtype: str, tmp_path: Path) -> None:
+    with metal() as device:
+        assert check_kernels(tiny.write_text(tmp_path, shape), device, dtype).differing == []
+
+
+def plant_in_metals_kernel(patch: Patch) -> None:
+    patch.setattr(metal_rule, "gated_delta_kernel", scaled(metal_rule.gated_delta_kernel, 1))
+
+
+def plant_in_metals_attention(patch: Patch) -> None:
+    patch.setattr(metal_device, "attend", scaled(metal_device.attend))
+
+
+@pytest.mark.parametrize(
+    ("plant", "names"),
+    [
+        (plant_in_metals_kernel, {"GDN layer, prompt", "GDN layer, step", "GDN layer, batch"}),
+        (plant_in_metals_attention, {"attention, prompt", "attention, step", "attention, batch"}),
+    ],
+)
+def test_a_planted_fault_in_metals_code_is_called_by_its_name(
+    plant: Callable[[Patch], None], names: set[str], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    with metal() as device:
+        plant(monkeypatch)
+        found = check_kernels(tiny.write_text(tmp_path), device, "float32").differing
+    assert set(found) >= names
+    assert {name.rpartition(", ")[0] for name in found} == {name.rpartition(", ")[0] for name in names}

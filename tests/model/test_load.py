@@ -337,8 +337,16 @@ def test_an_adapter_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="adapter") as caught:
         load(path, adapter_path=adapter)
     assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
         load(path, adapter_path=tmp_path / "nowhere")
+
+
+def test_an_adapter_of_peft_is_told_from_one_of_mlx_lm(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
+    with pytest.raises(CheckpointError, match="is one of PEFT"):
+        load(tiny.write_text(tmp_path / "base"), adapter_path=adapter)
 
 
 def test_bfloat16_computes_in_bfloat16_with_a_float32_recurrent_state(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 import server.commands.service as service
 from server.cli import main
 from server.commands.options import read_file
-from server.service.launchd import Launchd
+from server.service.launchd import Launchd, agent
 from server.service.spec import ServiceError, Spec, spec, write_settings
 from server.service.systemd import Systemd, unit
 from server.settings import Settings
@@ -109,10 +109,11 @@ def test_a_unit_runs_the_command_word_by_word_and_restarts_it_when_it_fails() ->
     words = ("/a b/python", "-m", 'say "hi"', "100%", "$HOME", "back\\slash")
     parsed = ConfigParser(interpolation=None)
     parsed.optionxform = str  # type: ignore[assignment, method-assign]
-    parsed.read_string(unit(Spec(words, Path("s"), Path("l"))))
+    parsed.read_string(unit(Spec(words, Path("s"), Path("l"), {"HF_HOME": "/a b/100%"})))
     run = parsed["Service"]["ExecStart"]
     assert tuple(word.replace("%%", "%").replace("$$", "$") for word in shlex.split(run)) == words
     assert parsed["Service"]["Restart"] == "on-failure"
+    assert shlex.split(parsed["Service"]["Environment"]) == ["HF_HOME=/a b/100%%"]
     assert parsed["Install"]["WantedBy"] == "default.target"
 
 
@@ -156,11 +157,11 @@ def test_macos_installs_an_agent_starts_stops_and_removes_it(
     target = f"gui/{os.getuid()}/org.crossturn.server"
     assert main(["service", "install", "--port", "18766"]) == 0
     assert asked(home)[-1] == f"bootstrap gui/{os.getuid()} {file}"
-    agent = plistlib.loads(file.read_bytes())
-    assert agent["ProgramArguments"] == list(spec().command)
-    assert agent["KeepAlive"] == {"SuccessfulExit": False}
-    assert agent["RunAtLoad"] is True
-    assert Path(agent["StandardErrorPath"]).parent.is_dir()
+    definition = plistlib.loads(file.read_bytes())
+    assert definition["ProgramArguments"] == list(spec().command)
+    assert definition["KeepAlive"] == {"SuccessfulExit": False}
+    assert definition["RunAtLoad"] is True
+    assert Path(definition["StandardErrorPath"]).parent.is_dir()
     assert main(["service", "status"]) == 3
     assert "service: running" in capsys.readouterr().out
     assert main(["service", "start"]) == 0
@@ -170,7 +171,7 @@ def test_macos_installs_an_agent_starts_stops_and_removes_it(
         f"bootout {target}",
         f"bootstrap gui/{os.getuid()} {file}",
     ]
-    assert Launchd().log_command(follow=True)[-1] == agent["StandardErrorPath"]
+    assert Launchd().log_command(follow=True)[-1] == definition["StandardErrorPath"]
     assert main(["service", "stop"]) == 0
     assert main(["service", "status"]) == 3
     assert "service: stopped" in capsys.readouterr().out
@@ -209,6 +210,17 @@ def test_what_uvx_unpacked_for_one_run_is_not_installed(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "prefix", "/home/a/.cache/uv/archive-v0/abc")
     with pytest.raises(ServiceError, match="uv tool install crossturn"):
         spec()
+
+
+def test_a_service_finds_models_where_the_shell_does_and_gets_no_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    found = spec().environment
+    assert found["HF_HOME"] == "/models"
+    assert "a secret" not in found.values()
+    assert plistlib.loads(agent(spec()))["EnvironmentVariables"] == found
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
