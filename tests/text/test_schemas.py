@@ -432,11 +432,11 @@ def test_x4_a_grammar_that_fails_while_masking_says_so() -> None:
 
 def test_x4_no_walk_of_a_schema_is_exponential() -> None:
     branching: dict[str, Any] = {"$defs": {"n0": STRING}}
-    for n in range(60):
+    for n in range(30):
         branching["$defs"][f"n{n + 1}"] = {"anyOf": [{"$ref": f"#/$defs/n{n}"}] * 8}
-    branching["properties"] = {"a": {"$ref": "#/$defs/n60"}}
+    branching["properties"] = {"a": {"$ref": "#/$defs/n30"}}
     checked_schema(branching, "x")
-    assert kinds_of({"$ref": "#/$defs/n60"}, branching) == {"string"}
+    assert kinds_of({"$ref": "#/$defs/n30"}, branching) == {"string"}
     assert not fits(branching, {"a": 1})  # at once
     assert fits({"properties": {"a": {"anyOf": [STRING] * 8}}}, {"a": "b"})
     assert not fits({"properties": {"a": LOOP["$defs"]["a"]}, "$defs": LOOP["$defs"]}, {"b": 1})
@@ -449,6 +449,19 @@ def test_x4_a_value_that_would_take_for_ever_to_judge_does_not_fit() -> None:
     for _ in range(60):
         value = {"c": value}
     assert not fits(tree, {"a": value})
+
+
+def test_x4_a_chain_of_references_has_an_end() -> None:
+    chain: dict[str, Any] = {f"c{n}": {"$ref": f"#/$defs/c{n + 1}"} for n in range(3_000)}
+    with pytest.raises(InputError, match="by way of"):
+        checked_schema(
+            {"$defs": {**chain, "c3000": STRING}, "properties": {"a": {"$ref": "#/$defs/c0"}}}, "x"
+        )
+    nested: dict[str, Any] = STRING
+    for _ in range(200):
+        nested = {"items": nested}
+    with pytest.raises(InputError, match="deeply"):
+        checked_schema(nested, "x")
 
 
 def test_x4_the_librarys_panics_are_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 
 import jsonschema_rs
 
 from model.errors import InputError
-from model.text.schemas.reading import NOTES, Schema, resolved, steps, subschemas
+from model.text.schemas.reading import NOTES, Schema, extent_of, resolved, steps, subschemas
 
 MAX_SCHEMA_CHARS = 512 * 1024
 """Length of a schema's JSON text; real ones have a hundredth of it."""
 MAX_ERRORS = 100
+MAX_CHAIN = 64
+"""Schemas that judge one value by way of each other."""
+MAX_NESTING = 128
 METASCHEMAS = tuple(
     jsonschema_rs.validator_for({"$schema": uri, "$ref": uri}, offline=True)
     for uri in (
@@ -40,6 +43,8 @@ def checked_schema(schema: object, where: str) -> Schema:
         n_chars = len(json.dumps(schema))
     except RecursionError as error:
         raise _invalid(f"{where} is nested too deeply", where) from error
+    if extent_of(schema)[0] > MAX_NESTING:
+        raise _invalid(f"{where} is nested too deeply", where)
     if n_chars > MAX_SCHEMA_CHARS:
         raise _invalid(f"{where} has {n_chars} characters, more than {MAX_SCHEMA_CHARS}", where)
     bare = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
@@ -83,29 +88,52 @@ def _check_references(schema: Schema, where: str) -> None:
         reference = part.get("$ref")
         if isinstance(reference, str) and reference.startswith("#/") and resolved(reference, schema) is None:
             raise _invalid(f"{path}.$ref points to nothing: {_shortened(reference)}", f"{path}.$ref")
-    finished: set[int] = set()
+    chains = _Chains(schema)
     for path, part in subschemas(schema, where):
-        if _is_endless(part, schema, finished):
+        n_steps = chains.length_of(part)
+        if n_steps is None:
             raise _invalid(f"{path} is defined by itself alone", path)
+        if n_steps > MAX_CHAIN:
+            raise _invalid(f"{path} says what it is by way of more than {MAX_CHAIN} schemas", path)
 
 
-def _is_endless(schema: Schema, root: Schema, finished: set[int]) -> bool:
-    """Whether following what judges the same value as ``schema`` leads back to it. Depth first, with a
-    stack of its own; ``finished`` are schemas that are known not to."""
-    path: list[tuple[int, Iterator[object]]] = [(id(schema), iter(steps(schema, root)))]
-    on_path = {id(schema)}
-    while path:
-        step = next(path[-1][1], None)
-        if step is None:
-            done, _ = path.pop()
-            on_path.discard(done)
-            finished.add(done)
-        elif id(step) in on_path:
-            return True
-        elif isinstance(step, Mapping) and id(step) not in finished:
-            on_path.add(id(step))
-            path.append((id(step), iter(steps(step, root))))
-    return False
+class _Chains:
+    """How many schemas judge one value by way of each other. Depth first, with a stack of its own."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._lengths: dict[int, int] = {}
+
+    def length_of(self, schema: Schema) -> int | None:
+        """The longest chain from ``schema`` on; None where it leads back to itself."""
+        path = [_Link(schema, self._root)]
+        on_path = {id(schema)}
+        while path:
+            link = path[-1]
+            step = next(link.steps, None)
+            if step is None:
+                path.pop()
+                on_path.discard(link.number)
+                self._lengths[link.number] = link.n_behind + 1
+                if path:
+                    path[-1].n_behind = max(path[-1].n_behind, link.n_behind + 1)
+            elif id(step) in on_path:
+                return None
+            elif id(step) in self._lengths:
+                link.n_behind = max(link.n_behind, self._lengths[id(step)])
+            else:
+                on_path.add(id(step))
+                path.append(_Link(step, self._root))
+        return self._lengths[id(schema)]
+
+
+class _Link:
+    """A schema on the way, and what is known of those behind it."""
+
+    def __init__(self, schema: Schema, root: Schema) -> None:
+        self.number = id(schema)
+        self.steps = iter(steps(schema, root))
+        self.n_behind = 0
 
 
 def _shortened(text: str, n_chars: int = 200) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jsonschema_rs
 
-from model.text.schemas.reading import Schema, Walk, members, steps, subschemas
+from model.text.schemas.reading import Schema, Walk, extent_of, members, steps, subschemas
 
 MAX_STEPS = 500_000
 """Of a validation: some tens of milliseconds."""
@@ -36,7 +36,7 @@ class Validator:
 
     def is_valid(self, value: object) -> bool:
         """Whether ``value`` fits; one that would take too long to tell, or cannot be read, does not."""
-        depth, n_values = _extent(value)
+        depth, n_values = extent_of(value)
         if n_values * min(self.n_ways, MAX_STEPS) ** min(depth, MAX_DEPTH) > MAX_STEPS or depth > MAX_DEPTH:
             return False
         try:
@@ -72,21 +72,6 @@ def fits(parameters: object, arguments: Mapping[str, object]) -> bool:
     if any(key not in known.properties for key in arguments) and known.others is None:
         return False
     return validator is not None and validator.is_valid(dict(arguments))
-
-
-def _extent(value: object) -> tuple[int, int]:
-    """How deep ``value`` is nested, and how many values are in it, itself included."""
-    depth, n_values, level = 0, 0, [value]
-    while level:
-        n_values += len(level)
-        depth += 1
-        level = [
-            part
-            for item in level
-            if isinstance(item, dict | list)
-            for part in (item.values() if isinstance(item, dict) else item)
-        ]
-    return depth, n_values
 
 
 class _Ways(Walk):

@@ -164,7 +164,7 @@ def resolved(reference: object, root: object) -> object | None:
     return node if isinstance(node, Mapping | bool) else None
 
 
-def steps(schema: Schema, root: Schema) -> list[object]:
+def steps(schema: Schema, root: Schema) -> list[Schema]:
     steps = [resolved(schema.get("$ref"), root), *(part for key in IN_PLACE for part in listed(schema, key))]
     return [step for step in steps if isinstance(step, Mapping)]
 
@@ -187,6 +187,21 @@ def subschemas(schema: Schema, where: str) -> Iterator[tuple[str, Schema]]:
                     waiting.append((f"{path}.{key}", value))
             elif isinstance(value, list):
                 waiting += [(f"{path}.{key}[{i}]", item) for i, item in enumerate(value)]
+
+
+def extent_of(value: object) -> tuple[int, int]:
+    """How deep ``value`` is nested, and how many values are in it, itself included."""
+    depth, n_values, level = 0, 0, [value]
+    while level:
+        n_values += len(level)
+        depth += 1
+        level = [
+            part
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth, n_values
 
 
 def _declared(schema: Schema) -> frozenset[str]:
