@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.settings import Settings
 from tests.fakes.cache_kit import make_store
 from tests.fakes.fake_engine import FakeEngine, fake_served
 from tests.fakes.live_server import Live, live
@@ -23,6 +24,8 @@ pytestmark = [
     # What the generators and their dependencies warn of is not ours to mend.
     pytest.mark.filterwarnings("default"),
 ]
+KEY = "conformance"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 OPENAI_DOCUMENT = os.environ.get("CROSSTURN_OPENAI_DOCUMENT")
 REPEAT = settings(
     max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
@@ -31,7 +34,9 @@ REPEAT = settings(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live(FakeEngine(store=make_store()), fake_served("demo", context_length=1 << 20)) as running:
+    settings = Settings(api_keys=(KEY,))
+    served = fake_served("demo", context_length=1 << 20)
+    with live(FakeEngine(store=make_store()), served, settings) as running:
         yield running
 
 
@@ -39,6 +44,7 @@ def server() -> Iterator[Live]:
 def own_operations(server: Live) -> list[Any]:
     root = server.url.removesuffix("/v1")
     schema = schemathesis.openapi.from_url(f"{root}/openapi.json")
+    schema.config.update(headers=AUTHORIZED)
     return [result.ok() for result in schema.get_all_operations()]
 
 
@@ -47,7 +53,7 @@ def openai_operations(server: Live) -> list[Any]:
     if OPENAI_DOCUMENT is None:
         pytest.skip("CROSSTURN_OPENAI_DOCUMENT names no file")
     schema = schemathesis.openapi.from_path(OPENAI_DOCUMENT)
-    schema.config.update(base_url=server.url)
+    schema.config.update(base_url=server.url, headers=AUTHORIZED)
     return [result.ok() for result in schema.get_all_operations()]
 
 
