@@ -21,7 +21,7 @@ from cache.store import BudgetError
 from cache.travel import unpack
 from model.codec import StateCodec
 from model.state import Checkpoint, Recurrent, State
-from tests.engine.test_warm_equals_cold import SCENARIO, Act, MakeLoop, Step, Walk
+from tests.engine.test_warm_equals_cold import SCENARIO, Act, MakeLoop, Step, Walk, wild_drafts
 from tests.fakes.driver import Driver
 
 N_SESSIONS = 3
@@ -32,7 +32,8 @@ BUDGETS = (2**30, 600_000, 150_000)
 
 
 class RestartedWalk(Walk):
-    """A walk whose warm process ends now and then, and begins again over the same folder.
+    """A walk whose warm process ends now and then, and begins again over the same folder. It guesses wildly
+    how replies go on; fresh processes do not guess.
 
     Attributes:
         done: what happened, by name.
@@ -42,7 +43,7 @@ class RestartedWalk(Walk):
         super().__init__(make_loop)
         self.done: Counter[str] = Counter()
         self._open: Callable[[], Driver] = lambda: Driver(
-            make_loop(budget_bytes=budget_bytes, cache_dir=folder)
+            make_loop(budget_bytes=budget_bytes, cache_dir=folder, drafting=wild_drafts())
         )
         self._warm = self._open()
 
@@ -76,6 +77,9 @@ class RestartedWalk(Walk):
         store = self._warm.loop.store
         store.disk.close()
         counters = store.counters
+        loop = self._warm.loop.counters
+        self.done["guesses that came true"] += loop.n_accepted
+        self.done["guesses taken back"] += loop.n_drafted - loop.n_accepted
         self.done["prompts that reused something"] += counters.n_hits
         self.done["states copied"] += counters.n_forks
         self.done["conversations evicted"] += counters.n_evicted_entries
@@ -137,6 +141,8 @@ def test_random_operations_with_restarts_and_evictions_reply_as_fresh_processes_
         "prompts that reused something",
         "states copied",
         "conversations evicted",
+        "guesses that came true",
+        "guesses taken back",
     ):
         assert done[name] > 0, name
 
