@@ -11,7 +11,7 @@ from model.kv import KvRows, merge
 from model.layers.attention import StepGroup
 from model.layers.gdn import Trail
 from model.layers.network import Network
-from model.state import Checkpoint, Recurrent, State
+from model.state import Checkpoint, Recurrent, State, stack_recurrent
 
 # Steps after an extension during which members stay in buffers of their own: the next extension may be near,
 # and to move them costs a copy of their rows.
@@ -199,7 +199,7 @@ class DecodeBatch:
         wanted = [(key,) for key in self._lengths] if apart else list(_partition(self._lengths))
         kept = {group.keys: group for group in self._groups if all(map(self._is_settled, group.keys))}
         self._groups = [kept.get(keys) or self._build(keys) for keys in wanted]
-        self._recurrent = [_stack(layer) for layer in zip(*rows, strict=True)]
+        self._recurrent = [stack_recurrent(layer) for layer in zip(*rows, strict=True)]
         self._rows = self.keys
         self._joined = {}
         self._members = [mx.array([self._rows.index(key) for key in group.keys]) for group in self._groups]
@@ -236,8 +236,7 @@ class DecodeBatch:
         at = self._rows.index(key)
         if len(self._rows) == 1:
             return self._recurrent
-        rows = (Recurrent(layer.window[at : at + 1], layer.matrix[at : at + 1]) for layer in self._recurrent)
-        return [layer.detached() for layer in rows]
+        return [layer.row(at) for layer in self._recurrent]
 
 
 def _partition(lengths: dict[int, int]) -> Iterable[tuple[int, ...]]:
@@ -248,11 +247,3 @@ def _partition(lengths: dict[int, int]) -> Iterable[tuple[int, ...]]:
         near = {key for key in rest if 2 * lengths[key] >= longest or longest <= _SMALL}
         yield tuple(key for key in lengths if key in near)
         rest = [key for key in rest if key not in near]
-
-
-def _stack(layers: Sequence[Recurrent]) -> Recurrent:
-    if len(layers) == 1:
-        return layers[0]
-    return Recurrent(
-        mx.concatenate([layer.window for layer in layers]), mx.concatenate([layer.matrix for layer in layers])
-    )

@@ -21,7 +21,7 @@ from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
 from model.parts import Pace, part_tokens, temporary_bytes
-from model.state import Checkpoint, Recurrent, State
+from model.state import Checkpoint, Recurrent, State, stack_recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,20 @@ class Prefilled:
 
     logits: mx.array
     checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is fed to one of several sequences.
+
+    Attributes:
+        ids: [n] token ids, n >= 1.
+        capture_at: as :meth:`Forward.prefill` takes it.
+    """
+
+    state: State
+    ids: NDArray[np.uint32]
+    capture_at: Sequence[int] = ()
 
 
 class Forward:
@@ -161,6 +175,59 @@ class Forward:
         logits = self._network.head(hidden[:, -1:])[0, 0]
         mx.eval(logits, *state.arrays, *(a for checkpoint in checkpoints for a in checkpoint.arrays))
         return Prefilled(logits, tuple(checkpoints))
+
+    @property
+    def few_tokens(self) -> int:
+        """Tokens of each of several sequences that :meth:`prefill_together` feeds at most; 0 where the device
+        gains nothing by that."""
+        return self._network.few_tokens
+
+    def prefill_together(self, parts: Sequence[Part]) -> list[Prefilled]:
+        """:meth:`prefill` of a few tokens of each of several sequences, in one pass.
+
+        Args:
+            parts: each with at most :attr:`few_tokens` ids; no state twice.
+        """
+        starts = [part.state.length for part in parts]
+        n_tokens = [len(part.ids) for part in parts]
+        ids = np.zeros((len(parts), max(n_tokens)), np.uint32)
+        for row, part in enumerate(parts):
+            part.state.check()
+            ids[row, : n_tokens[row]] = part.ids
+        inside = [[p - start for p in part.capture_at] for part, start in zip(parts, starts, strict=True)]
+        counts = sorted({*n_tokens, *(n for row in inside for n in row)})
+        groups = [
+            StepGroup(mx.array([row]), part.state.kv, starts[row], None) for row, part in enumerate(parts)
+        ]
+        states = (part.state.recurrent for part in parts)
+        stacked = [stack_recurrent(layer) for layer in zip(*states, strict=True)]
+        hidden, trails = self._network.extend(mx.array(ids), groups, stacked, counts)
+
+        def states_after(wanted: Sequence[int]) -> list[list[Recurrent]]:
+            """Of each sequence after its own of ``wanted`` tokens: the state of each GDN layer."""
+            layers = [trail.at(wanted) for trail in trails]
+            return [[layer.row(row) for layer in layers] for row in range(len(parts))]
+
+        # The k-th capture of every sequence at once; those that have fewer give their end instead.
+        most = max(map(len, inside))
+        captured = [
+            states_after([own[k] if k < len(own) else n_tokens[row] for row, own in enumerate(inside)])
+            for k in range(most)
+        ]
+        ends = states_after(n_tokens)
+        last = hidden[mx.arange(len(parts)), mx.array(n_tokens) - 1]
+        logits = self._network.head(last[:, None])[:, 0]
+        prefilled = []
+        for row, part in enumerate(parts):
+            part.state.recurrent = ends[row]
+            part.state.position += n_tokens[row]
+            part.state.truncate(part.state.position)
+            checkpoints = tuple(Checkpoint(p, tuple(captured[k][row])) for k, p in enumerate(part.capture_at))
+            prefilled.append(Prefilled(logits[row], checkpoints))
+        arrays = [array for part in parts for array in part.state.arrays]
+        kept = [a for each in prefilled for checkpoint in each.checkpoints for a in checkpoint.arrays]
+        mx.eval(*(each.logits for each in prefilled), *arrays, *kept)
+        return prefilled
 
     def _prefill_part(
         self, state: State, ids: mx.array, capture_at: Sequence[int]

@@ -6,7 +6,7 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -34,6 +34,20 @@ class Recurrent:
     def detached(self) -> Recurrent:
         """The same in buffers of their own size: a kept view would pin the array it looks into."""
         return Recurrent(mx.contiguous(self.window), mx.contiguous(self.matrix))
+
+    def row(self, index: int) -> Recurrent:
+        """Of several sequences' states the one of sequence ``index``, in buffers of its own."""
+        at = slice(index, index + 1)
+        return Recurrent(self.window[at], self.matrix[at]).detached()
+
+
+def stack_recurrent(layers: Sequence[Recurrent]) -> Recurrent:
+    """The states of several sequences as one; a lone one is returned as it is."""
+    if len(layers) == 1:
+        return layers[0]
+    return Recurrent(
+        mx.concatenate([layer.window for layer in layers]), mx.concatenate([layer.matrix for layer in layers])
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,16 +44,24 @@ class Admission:
             self.line.add(ticket)
         return refusal
 
-    def take(self, running: Sequence[Ticket], prefiller: Prefiller) -> Ticket | None:
+    def take(
+        self,
+        running: Sequence[Ticket],
+        prefiller: Prefiller,
+        n_suffix: Callable[[GenerationRequest], int],
+    ) -> Ticket | None:
         """The request whose turn it is, if one fits beside what runs.
 
         Args:
             running: the ticket of each reply that is being decoded.
             prefiller: the prompts that are being read.
+            n_suffix: how many tokens of a prompt must be fed.
         """
 
         def fits(request: GenerationRequest) -> bool:
-            return prefiller.may_join(request.prompt.ids) and self._fits(request, running, prefiller.tickets)
+            return self._fits(request, running, prefiller.tickets) and prefiller.may_join(
+                request.prompt.ids, lambda: n_suffix(request)
+            )
 
         return self.line.take(fits)
 

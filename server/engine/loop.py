@@ -106,6 +106,7 @@ class EngineLoop:
             tokenizer, vocab_size, stop_ids, grammars, drafting if options.drafts else None
         )
         self._ahead: deque[WarmRequest] = deque()
+        self._in_hand: list[Prefill] = []  # the last step fed them, and they have not gone on from there
         self.relief = Relief(store, is_short_of_memory, clock)
         self.counters = Counters()
 
@@ -178,6 +179,7 @@ class EngineLoop:
         tickets = self._tickets()
         self._admission.line.clear()
         self._ahead.clear()
+        self._in_hand.clear()
         self._prefiller = Prefiller(self._forward)
         self._decoder.abandon()
         self._store.forget_unsound()
@@ -212,8 +214,7 @@ class EngineLoop:
             for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is None]:
                 self._keep(self._prefiller.leave(prefill).running)
             decoding = [reply.siblings.ticket for reply in self._decoder.replies]
-            ticket = self._admission.take(decoding, self._prefiller)
-            if ticket is not None:
+            while ticket := self._admission.take(decoding, self._prefiller, self._planner.n_suffix):
                 self._begin(ticket)
         elif self._ahead and not self._prefiller.prefills and not self._decoder.replies:
             self._begin_ahead(self._ahead.popleft())
@@ -264,12 +265,14 @@ class EngineLoop:
         if not self._prefiller.prefills:
             return False
         self._outbox.flush()
-        prefill = self._prefiller.step(self.prefill_tokens)
-        self.counters.n_prefilled += prefill.n_last
-        if prefill.ticket is None:
-            self._go_on_ahead(prefill)
-        else:
-            self._go_on(prefill, prefill.ticket)
+        self._in_hand = self._prefiller.step(self.prefill_tokens)
+        while self._in_hand:
+            prefill = self._in_hand.pop(0)
+            self.counters.n_prefilled += prefill.n_last
+            if prefill.ticket is None:
+                self._go_on_ahead(prefill)
+            else:
+                self._go_on(prefill, prefill.ticket)
         self._store.enforce()
         return True
 
@@ -440,7 +443,7 @@ class EngineLoop:
 
     def _fed_entries(self) -> list[RunningEntry]:
         """Every entry that somebody feeds, or will."""
-        prefilled = [prefill.running for prefill in self._prefiller.prefills]
+        prefilled = [prefill.running for prefill in (*self._prefiller.prefills, *self._in_hand)]
         decoded = [reply.running for reply in self._decoder.replies]
         bases = [reply.siblings.base for reply in self._decoder.replies]
         return [*prefilled, *decoded, *(base for base in bases if base is not None)]

@@ -65,6 +65,10 @@ class Planner:
         report = plan_report(choice, prompt, self._tokenizer.decode, n_adopted)
         return Plan(prompt, choice, report, _left_behind(choice))
 
+    def n_suffix(self, request: Prompted) -> int:
+        """How many tokens of the prompt must be fed, as far as memory alone can tell."""
+        return self._choose(request, request.prompt).plan.suffix_len
+
     def _choose(self, request: Prompted, prompt: RenderedPrompt) -> Choice:
         is_guess = isinstance(request, WarmRequest)
         return self._store.plan(request.slot, prompt.ids, prompt_shape(prompt), is_guess=is_guess)

@@ -1,7 +1,8 @@
-"""The prompts that are being prefilled: one chunk of one of them at every step."""
+"""The prompts that are being prefilled: one chunk of one of them at every step, or a few tokens of each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from cache.entry import RunningEntry
 from cache.planner import longest_common_token_prefix
-from model.forward import Forward
+from model.forward import Forward, Part
 from model.state import State
 from model.text.grammar.masks import Grammar
 from server.engine.ticket import Prompted, Ticket
@@ -18,6 +19,9 @@ from server.events import Prefilling
 
 OVERTAKE_FACTOR = 4
 """A prompt overtakes one that has so many times its own tokens left."""
+TOGETHER_TOKENS = 512
+"""Prompts that have no more left than that are read together: a pass over a few tokens of all takes hardly
+longer than over those of one."""
 
 
 @dataclass(eq=False)
@@ -82,7 +86,8 @@ class Prefiller:
     """Owns the prefills under way, from :meth:`join` to :meth:`leave`.
 
     Prompts are read one after the other, because the next one may reuse what this one leaves behind. A short
-    one overtakes a long one that has nothing for it; then every other chunk is the older one's.
+    one overtakes a long one that has nothing for it; then every other chunk is the older one's. Several that
+    have little left are read together, in one pass.
 
     Attributes:
         prefills: those under way, the oldest first.
@@ -98,9 +103,18 @@ class Prefiller:
         """The clients that wait for a prompt to be read."""
         return [prefill.ticket for prefill in self.prefills if prefill.ticket is not None]
 
-    def may_join(self, prompt_ids: np.ndarray) -> bool:
-        """Whether a prompt of these ids may be read now: nothing else is, or it overtakes whatever is."""
-        return all(_overtakes(prompt_ids, prefill) for prefill in self.prefills)
+    def may_join(self, prompt_ids: np.ndarray, n_suffix: Callable[[], int]) -> bool:
+        """Whether a prompt of these ids may be read now: nothing else is, it overtakes whatever is, or all of
+        them are short. It waits for what it would gain from.
+
+        Args:
+            n_suffix: tells how many of them must be fed; asked only where that decides.
+        """
+        if any(_gains_from(prompt_ids, prefill) for prefill in self.prefills):
+            return False
+        if all(len(prompt_ids) * OVERTAKE_FACTOR <= prefill.n_left for prefill in self.prefills):
+            return True
+        return self._are_short and n_suffix() <= TOGETHER_TOKENS
 
     def join(self, prefill: Prefill) -> None:
         """Begin to read a prompt."""
@@ -111,40 +125,52 @@ class Prefiller:
         self.prefills.remove(prefill)
         return prefill
 
-    def step(self, n_tokens: int) -> Prefill:
-        """Feed ``n_tokens`` at most of one prompt.
+    def step(self, n_tokens: int) -> list[Prefill]:
+        """Feed ``n_tokens`` at most of one prompt, or a few of each of several.
 
         Returns:
-            the prefill that went on; one that is over has left.
+            the prefills that went on; those that are over have left.
         """
-        prefill = self._next()
-        prefill.n_last = 0
+        together = len(self.prefills) > 1 and self._are_short
+        fed = list(self.prefills) if together else [self._next()]
+        n_tokens = self._forward.few_tokens if together else n_tokens
+        for prefill in fed:
+            prefill.n_last = 0
         try:
-            self._feed(prefill, n_tokens)
+            self._feed(fed, n_tokens)
         except BaseException as fault:  # the library's panics are no Exceptions
-            prefill.fault = fault
-        if prefill.is_over:
-            self.leave(prefill)
-        return prefill
+            for prefill in fed:
+                prefill.fault = fault
+        for prefill in fed:
+            if prefill.is_over:
+                self.leave(prefill)
+        return fed
+
+    @property
+    def _are_short(self) -> bool:
+        """All have so little left that they are better read together."""
+        is_able = self._forward.few_tokens > 0
+        return is_able and all(prefill.n_left <= TOGETHER_TOKENS for prefill in self.prefills)
 
     def _next(self) -> Prefill:
         """The oldest and the shortest by turns."""
         self._is_oldests_turn = not self._is_oldests_turn
         return self.prefills[0] if self._is_oldests_turn else min(self.prefills, key=lambda p: p.n_left)
 
-    def _feed(self, prefill: Prefill, n_tokens: int) -> None:
-        running = prefill.running
-        ids, captures = prefill.next_chunk(n_tokens)
-        read = self._forward.prefill(cast(State, running.state), ids, capture_at=captures)
-        running.ids.extend(ids)
-        for checkpoint in read.checkpoints:
-            running.capture(checkpoint)
-        prefill.logits, prefill.n_last = read.logits, len(ids)
+    def _feed(self, prefills: Sequence[Prefill], n_tokens: int) -> None:
+        parts = [Part(cast(State, p.running.state), *p.next_chunk(n_tokens)) for p in prefills]
+        if len(parts) == 1:
+            (part,) = parts
+            read = [self._forward.prefill(part.state, part.ids, capture_at=part.capture_at)]
+        else:
+            read = self._forward.prefill_together(parts)
+        for prefill, part, own in zip(prefills, parts, read, strict=True):
+            prefill.running.ids.extend(part.ids)
+            for checkpoint in own.checkpoints:
+                prefill.running.capture(checkpoint)
+            prefill.logits, prefill.n_last = own.logits, len(part.ids)
 
 
-def _overtakes(prompt_ids: np.ndarray, prefill: Prefill) -> bool:
-    """Whether a prompt is so short beside what ``prefill`` has left that it need not wait, and would gain
-    nothing by waiting: it shares no more with that prompt than is read already."""
-    if len(prompt_ids) * OVERTAKE_FACTOR > prefill.n_left:
-        return False
-    return longest_common_token_prefix(prompt_ids, prefill.request.prompt.ids) <= prefill.position
+def _gains_from(prompt_ids: np.ndarray, prefill: Prefill) -> bool:
+    """Whether a prompt shares more with the one that is being read than what is read of it."""
+    return longest_common_token_prefix(prompt_ids, prefill.request.prompt.ids) > prefill.position

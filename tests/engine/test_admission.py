@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from cache.entry import RunningEntry
 from cache.planner import SlotKey
+from model.forward import Forward, Part, Prefilled
 from model.sampling import SamplingParams
 from server.engine.allowance import Allowances
 from server.engine.loop import EngineLoop
 from server.engine.options import LoopOptions
+from server.engine.reply import Reply
+from server.engine.siblings import Siblings
 from server.engine.ticket import Ticket
 from server.engine.waiting import MAX_PASSED, WaitingLine
 from server.events import Finished, GenerationRequest, Prefilling, Progress
@@ -275,3 +279,61 @@ def test_a_request_that_asks_is_told_how_far_its_prompt_is_read(make_loop: MakeL
 def test_nobody_else_is_told_how_far_the_prompt_is_read(make_loop: MakeLoop) -> None:
     outcome = Driver(make_loop(stop_ids=frozenset())).ask(PROMPT)
     assert not any(isinstance(event, Prefilling) for event in outcome.events)
+
+
+# -- prompts together --------------------------------------------------------------------------------
+
+
+def test_short_prompts_that_arrive_together_are_read_in_one_pass(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    original = Forward.prefill_together
+
+    def counted(self: Forward, parts: Sequence[Part]) -> list[Prefilled]:
+        sizes.append(len(parts))
+        return original(self, parts)
+
+    monkeypatch.setattr(Forward, "prefill_together", counted)
+    prompts = [[100 + i, *PROMPT[: 30 + 20 * i]] for i in range(5)]
+    driver = Driver(make_loop(options=LoopOptions(**PARTS), stop_ids=frozenset()))
+    outcomes = [driver.submit(prompt, session=f"s{i}") for i, prompt in enumerate(prompts)]
+    driver.run()
+    assert sizes == [5, 3]  # three are longer than a pass takes
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
+        assert outcome.token_ids == Driver(make_loop(stop_ids=frozenset())).ask(prompt).token_ids
+
+
+def test_appended_turns_of_long_conversations_are_read_in_one_pass(make_loop: MakeLoop) -> None:
+    driver = Driver(make_loop(options=LoopOptions(prefill_tokens=600), stop_ids=frozenset()))
+    prompts = [[100 + i, *PROMPT, *PROMPT] for i in range(4)]
+    firsts = [driver.ask(prompt, session=f"s{i}") for i, prompt in enumerate(prompts)]
+    turns = [[*p, *first.token_ids[0], 5, 6, 7] for p, first in zip(prompts, firsts, strict=True)]
+    before = driver.loop.counters.n_steps
+    outcomes = [driver.submit(turn, session=f"s{i}", max_tokens=1) for i, turn in enumerate(turns)]
+    driver.run()
+    assert driver.loop.counters.n_steps == before + 1
+    for turn, outcome in zip(turns, outcomes, strict=True):
+        assert outcome.report.mode == "ExactAppend"
+        assert outcome.token_ids == Driver(make_loop(stop_ids=frozenset())).ask(turn, max_tokens=1).token_ids
+
+
+def test_a_fault_in_beginning_one_of_those_read_together_leaves_the_others_alone(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    outcomes = [driver.submit([100 + i, *PROMPT[:20]], session=f"s{i}") for i in range(3)]
+    make = driver.loop._maker.make
+
+    def fail_once(siblings: Siblings, running: RunningEntry) -> Reply:
+        if siblings.ticket.request.id == outcomes[0].id:
+            raise RuntimeError("planted")
+        return make(siblings, running)
+
+    monkeypatch.setattr(driver.loop._maker, "make", fail_once)
+    driver.run()
+    assert [outcome.failed is None for outcome in outcomes] == [False, True, True]
+    for i in (1, 2):
+        cold = Driver(make_loop(stop_ids=frozenset())).ask([100 + i, *PROMPT[:20]])
+        assert outcomes[i].token_ids == cold.token_ids
+    assert len(driver.loop.store.slots()) == 3

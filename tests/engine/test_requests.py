@@ -342,7 +342,7 @@ def test_prompts_are_read_in_parts_for_which_the_budget_leaves_room(
     sizes = []
     for budget in (2**20, 2**60):
         loop, _ = assemble(EngineOptions(path, memory_budget=budget), tokenizer)
-        sizes.append(loop.prefill_tokens)
+        sizes.append(loop._forward.part_tokens)
     assert sizes == [512, 256]
 
 
