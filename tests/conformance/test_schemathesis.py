@@ -65,7 +65,8 @@ def test_our_document_tells_the_truth(own_operations: list[Any], mode: Generatio
         operation = data.draw(st.sampled_from(own_operations))
         case = data.draw(operation.as_strategy(generation_mode=mode))
         # A request that fits the document may still be refused: a tool is chosen that is none of the tools.
-        case.call_and_validate(excluded_checks=[checks.positive_data_acceptance])
+        # Keys have tests of their own: of the two headers that may hold one, one good key is enough here.
+        case.call_and_validate(excluded_checks=[checks.positive_data_acceptance, checks.ignored_auth])
 
     answers_as_documented()
 
