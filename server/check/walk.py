@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from server.check.result import Section
 from server.engine.assembly import metadata
 from server.engine.loop import EngineLoop
 from server.engine.options import LoopOptions
-from server.events import Event, Failed, Finished, GenerationRequest, Planned, Progress
+from server.events import Event, Failed, Finished, GenerationRequest, Planned, PlanReport, Progress
 
 _N_REPLY = 12
 _BUDGET = 2 << 30
@@ -40,38 +40,19 @@ _QUESTIONS = (
 Messages = list[Mapping[str, Any]]
 
 
-class Asked:
+@dataclass(frozen=True, slots=True)
+class Answer:
     """One engine's reply.
 
     Attributes:
         ids: of the reply.
-        logprobs: of the ids.
-        reused, prompt: tokens.
-        mode: of the plan.
+        logprobs: of its tokens, by their index.
+        plan: what was reused.
     """
 
-    def __init__(self, loop: EngineLoop, prompt: RenderedPrompt) -> None:
-        events: list[Event] = []
-        loop.submit(
-            GenerationRequest(
-                id="check",
-                slot=SlotKey.for_session(None, "check"),
-                prompt=replace(prompt, opens_thought=False),  # thoughts have no log probabilities
-                max_tokens=_N_REPLY,
-                sampling=SamplingParams(temperature=0.0),
-                top_logprobs=0,
-            ),
-            events.append,
-        )
-        while loop.step():
-            pass
-        failed = [event.message for event in events if isinstance(event, Failed)]
-        assert not failed, failed
-        report = next(event.report for event in events if isinstance(event, Planned))
-        self.ids = next(event.token_ids for event in events if isinstance(event, Finished))
-        told = [token for event in events if isinstance(event, Progress) for token in event.logprobs]
-        self.logprobs = {n: token.logprob for n, token in enumerate(told)}
-        self.reused, self.prompt, self.mode = report.reused_tokens, report.prompt_tokens, report.mode
+    ids: tuple[int, ...]
+    logprobs: Mapping[int, float]
+    plan: PlanReport
 
 
 def check_walk(forward: Forward, device: Device, tokenizer: TextTokenizer) -> Section:
@@ -83,9 +64,10 @@ def check_walk(forward: Forward, device: Device, tokenizer: TextTokenizer) -> Se
     n_reused = n_prompt = 0
     for name, messages in _walk():
         prompt = chat.render(messages)
-        found, wanted = Asked(warm, prompt), Asked(_new_loop(forward, tokenizer), prompt)
-        n_reused, n_prompt = n_reused + found.reused, n_prompt + found.prompt
-        told = f"{name} ({found.mode}, {found.reused} of {found.prompt} tokens reused)"
+        found, wanted = _ask(warm, prompt), _ask(_new_loop(forward, tokenizer), prompt)
+        plan = found.plan
+        n_reused, n_prompt = n_reused + plan.reused_tokens, n_prompt + plan.prompt_tokens
+        told = f"{name} ({plan.mode}, {plan.reused_tokens} of {plan.prompt_tokens} tokens reused)"
         section.judge(told, _difference(forward, prompt, found, wanted), bound)
     section.notes.append(
         f"{n_reused} of {n_prompt} prompt tokens were reused. The figure is the largest difference of a "
@@ -93,6 +75,30 @@ def check_walk(forward: Forward, device: Device, tokenizer: TextTokenizer) -> Se
         "over the spread of a fresh process's logits."
     )
     return section
+
+
+def _ask(loop: EngineLoop, prompt: RenderedPrompt) -> Answer:
+    """The likeliest reply, to its end."""
+    events: list[Event] = []
+    request = GenerationRequest(
+        id="check",
+        slot=SlotKey.for_session(None, "check"),
+        prompt=replace(prompt, opens_thought=False),  # thoughts have no log probabilities
+        max_tokens=_N_REPLY,
+        sampling=SamplingParams(temperature=0.0),
+        top_logprobs=0,
+    )
+    loop.submit(request, events.append)
+    while loop.step():
+        pass
+    failed = [event.message for event in events if isinstance(event, Failed)]
+    assert not failed, failed
+    told = [token for event in events if isinstance(event, Progress) for token in event.logprobs]
+    return Answer(
+        ids=next(event.token_ids for event in events if isinstance(event, Finished)),
+        logprobs={n: token.logprob for n, token in enumerate(told)},
+        plan=next(event.report for event in events if isinstance(event, Planned)),
+    )
 
 
 def _walk() -> list[tuple[str, Messages]]:
@@ -109,7 +115,7 @@ def _walk() -> list[tuple[str, Messages]]:
     return [*walk, ("another conversation", other), ("the first one again", walk[-1][1])]
 
 
-def _difference(forward: Forward, prompt: RenderedPrompt, found: Asked, wanted: Asked) -> float:
+def _difference(forward: Forward, prompt: RenderedPrompt, found: Answer, wanted: Answer) -> float:
     shared = 0
     while shared < min(len(found.ids), len(wanted.ids)) and found.ids[shared] == wanted.ids[shared]:
         shared += 1
