@@ -15,6 +15,8 @@ from model.layers.gdn import Gdn, Trail
 from model.layers.ops import Ops
 from model.state import Recurrent
 
+_FEWEST_NUMBERS = 4  # of an array that MLX keeps on the GPU
+
 
 @dataclass(frozen=True, slots=True)
 class StackTrail:
@@ -39,6 +41,11 @@ class StackTrail:
             return Recurrent(self.windows[at : at + 1, 0], self.matrices[at : at + 1, 0]).detached()
         which = mx.array(slots), mx.arange(len(slots))
         return Recurrent(self.windows[which], self.matrices[which])
+
+
+def wanted_counts(capture_at: Sequence[int]) -> mx.array:
+    """Token counts as :func:`few` takes them."""
+    return mx.array([*capture_at, *[0] * (_FEWEST_NUMBERS - len(capture_at))], mx.int32)
 
 
 class CudaGdn(Gdn):
@@ -93,17 +100,17 @@ class CudaGdn(Gdn):
 
     def extend(self, x: mx.array, past: Recurrent, capture_at: Sequence[int]) -> tuple[mx.array, Trail]:
         rows = self.inputs.joined(x).reshape(-1, self._shape.width)
-        wanted = mx.array(list(capture_at), mx.int32)
-        mixed, windows, matrices = self.mix_few(rows, past, wanted)
+        wanted = wanted_counts(capture_at)
+        mixed, windows, matrices = self.mix_few(rows, past, wanted, len(capture_at))
         trail = StackTrail(tuple(capture_at), windows, matrices)
         return self._ops.apply(self.output, mixed.reshape(*x.shape[:2], -1)), trail
 
     def mix_few(
-        self, rows: mx.array, past: Recurrent, wanted: mx.array
+        self, rows: mx.array, past: Recurrent, wanted: mx.array, n_slots: int
     ) -> tuple[mx.array, mx.array, mx.array]:
         """T tokens of each of B sequences between the projections: [B * T, width] to [B * T, Hv * Dv], and
-        the windows and matrices after the token counts ``wanted`` [S], [S, B, ...]."""
-        return few(rows, past.window, past.matrix, wanted, self._shape, self._weights)
+        the windows and matrices after the token counts ``wanted``, [S, B, ...]."""
+        return few(rows, past.window, past.matrix, wanted, n_slots, self._shape, self._weights)
 
     def mix_step(self, rows: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """One token of each of B sequences between the projections: [B, width] to [B, Hv * Dv] and the

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.devices.cuda.attention import CudaAttention, Heads, positions_of
-from model.devices.cuda.gdn import CudaGdn, StackTrail
+from model.devices.cuda.gdn import CudaGdn, StackTrail, wanted_counts
 from model.devices.cuda.mixture import CudaFeedForward
 from model.devices.cuda.product import Product
 from model.layers.attention import StepGroup
@@ -85,6 +85,7 @@ class CompiledStep:
         self._last_norm = model.norm
         self._nothing = mx.zeros((0,), mx.int32)  # no states are wanted
         mx.eval(self._nothing)
+        self._slots: dict[int, mx.array] = {}  # by length: a compiled function knows numbers by shapes alone
         self._segments: list[_Segment] = []
         before: _Layer | None = None
         inside: list[_Layer] = []
@@ -104,7 +105,7 @@ class CompiledStep:
 
     def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
         """ids [B] to logits [B, V], lazily; the states advance."""
-        logits, states = self._run(ids, groups, recurrent, self._nothing)
+        logits, states = self._run(ids, groups, recurrent, self._nothing, 0)
         recurrent[:] = [Recurrent(*pair) for pair in states]
         return logits
 
@@ -120,10 +121,9 @@ class CompiledStep:
         # Behind the tokens others are fed, up to a number that a graph was made for; nobody sees them.
         n_fed = next((size for size in FEW_SIZES if size >= n_tokens), n_tokens)
         ids = mx.pad(ids, [(0, 0), (0, n_fed - n_tokens)])
-        # Likewise of the states: after 0 tokens none is written.
-        n_slots = 1 << (len(capture_at) - 1).bit_length()
-        wanted = mx.array([*capture_at, *[0] * (n_slots - len(capture_at))], mx.int32)
-        rows, states = self._run(ids.flatten(), groups, recurrent, wanted)
+        n_slots = 1 << (len(capture_at) - 1).bit_length()  # likewise
+        wanted = wanted_counts([*capture_at, *[0] * (n_slots - len(capture_at))])
+        rows, states = self._run(ids.flatten(), groups, recurrent, wanted, n_slots)
         for group in groups:
             for kv in group.kv:
                 kv.truncate(group.n_columns + n_tokens)
@@ -136,10 +136,14 @@ class CompiledStep:
         groups: Sequence[StepGroup],
         recurrent: Sequence[Recurrent],
         wanted: mx.array,
+        n_slots: int,
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """T tokens of each of B sequences, ids [B * T]: the logits, and the window and the matrix of each GDN
-        layer afterwards; or, where states are ``wanted`` [S], the rows after the last norm, and the windows
-        and matrices [S, B, ...]."""
+        layer afterwards; or, where S states are ``wanted``, the rows after the last norm, and the windows and
+        matrices [S, B, ...]."""
+        if n_slots not in self._slots:
+            self._slots[n_slots] = mx.zeros((n_slots,), mx.uint32)
+            mx.eval(self._slots[n_slots])
         n_tokens = ids.size // sum(group.members.size for group in groups)
         positions = positions_of(groups, n_tokens)
         carried = [ids]
@@ -148,7 +152,7 @@ class CompiledStep:
         for segment in self._segments:
             before = [next(past) for _ in range(segment.n_recurrent)]
             held = [array for state in before for array in (state.window, state.matrix)]
-            outs = segment.run([positions, wanted, *carried, *held])
+            outs = segment.run([positions, wanted, self._slots[n_slots], *carried, *held])
             n_outs = len(outs) - len(held)
             after = outs[n_outs:]
             states += zip(after[::2], after[1::2], strict=True)
@@ -162,8 +166,7 @@ class CompiledStep:
         """From the rows in ``before`` (None: from the ids) to those in ``last`` (None: to the logits)."""
 
         def run(arrays: Arrays) -> Arrays:
-            positions, wanted, first, *rest = arrays
-            are_few = wanted.size > 0
+            positions, wanted, slots, first, *rest = arrays
             if before is None:
                 x = self._embed(first)
             else:
@@ -173,15 +176,16 @@ class CompiledStep:
             for i, layer in enumerate(inside):
                 assert isinstance(layer.mixer, CudaGdn)
                 past = Recurrent(*rest[2 * i : 2 * i + 2])
-                if are_few:
-                    mixed, window, matrix = layer.mixer.mix_few(layer.enter(x), past, wanted)
+                if slots.size:
+                    entered = layer.enter(x)
+                    mixed, window, matrix = layer.mixer.mix_few(entered, past, wanted, slots.size)
                 else:
                     mixed, state = layer.mixer.mix_step(layer.enter(x), past)
                     window, matrix = state.window, state.matrix
                 x = layer.end(x, mixed)
                 after += [window, matrix]
             if last is None:
-                return [self._last_norm(x) if are_few else self._head(x), *after]
+                return [self._last_norm(x) if slots.size else self._head(x), *after]
             assert isinstance(last.mixer, CudaAttention)
             return [x, *last.mixer.begin_step(last.enter(x), positions), *after]
 

@@ -133,9 +133,9 @@ for (int r = 0; r < ROWS; ++r)
     const int d = r * WARPS + warp;
     s[r][j] = state[first + (d < DV ? d : 0) * DK + j * 32 + lane];
   }
-int slot = 0;
+int slot = 0, next = wanted[0];
 for (int t = 0; t < n_tokens; ++t) {
-  const bool is_wanted = slot < n_wanted && wanted[slot] == t + 1;
+  const bool is_wanted = next == t + 1;
   const long long row = (first_row + t) * WIDTH;
   for (int i = threadIdx.x; i < 2 * DK + DV; i += THREADS) {
     const int channel = i < DK ? key_head * DK + i
@@ -211,6 +211,7 @@ for (int t = 0; t < n_tokens; ++t) {
       for (int j = 0; j < DK / 32; ++j) states[at + d * DK + j * 32 + lane] = s[r][j];
     }
     ++slot;
+    next = slot < n_slots ? wanted[slot] : 0;
   }
   __syncthreads();
   float square = 0.0f;
@@ -241,7 +242,7 @@ _few = Kernel(
     ["rows", "window", "state", "wanted", *GdnWeights._fields],
     ["mixed", "windows", "states"],
     _FEW,
-    numbers=["n_tokens", "n_wanted"],
+    numbers=["n_tokens", "n_slots"],
 )
 
 
@@ -277,6 +278,7 @@ def few(
     window: mx.array,
     state: mx.array,
     wanted: mx.array,
+    n_slots: int,
     shape: GdnShape,
     weights: GdnWeights,
 ) -> tuple[mx.array, mx.array, mx.array]:
@@ -285,13 +287,16 @@ def few(
     Args:
         rows: [B * T, q | k | v | z | b | a] of the input projections.
         window: [B, 3, C]; state: [B, Hv, Dv, Dk].
-        wanted: [S] int32, ascending: token counts in 1..T after which the state is wanted.
+        wanted: [S or more] int32, ascending: token counts in 1..T after which the state is wanted, then
+            zeros. MLX keeps arrays of one or two numbers in the host's memory, where every block would fetch
+            them: there had better be more.
+        n_slots: S.
 
     Returns:
         The input of the output projection [B * T, Hv * Dv], the windows [S, B, 3, C], the states
         [S, B, Hv, Dv, Dk].
     """
-    n_seqs, n_wanted = window.shape[0], wanted.shape[0]
+    n_seqs = window.shape[0]
     out, windows, states = _few(
         [rows, window, state, wanted, *weights],
         shape.constants(rows.dtype) | {"THREADS": _THREADS},
@@ -299,10 +304,10 @@ def few(
         _THREADS,
         [
             ((rows.shape[0], shape.n_value_heads * shape.value_head_dim), rows.dtype),
-            ((n_wanted, *window.shape), window.dtype),
-            ((n_wanted, *state.shape), mx.float32),
+            ((n_slots, *window.shape), window.dtype),
+            ((n_slots, *state.shape), mx.float32),
         ],
         rows.shape[0] // n_seqs,
-        n_wanted,
+        n_slots,
     )
     return out, windows, states
