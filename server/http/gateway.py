@@ -27,7 +27,7 @@ from server.http.tracing import Tracing
 from server.record import RequestRecord
 from server.settings import Settings
 from server.turn.ahead import is_worth_it, warm_request
-from server.turn.compose import ComposedTurn
+from server.turn.compose import ComposedTurn, with_grammar
 from server.turn.reply import Reply
 from server.turn.served import Served
 
@@ -74,6 +74,9 @@ class Gateway:
     _is_draining: bool = False
     _worker: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="render")
+    )
+    _compiler: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="schemas")
     )
 
     def __post_init__(self) -> None:
@@ -133,7 +136,13 @@ class Gateway:
         Args:
             run: the one that was made for the request when it came in.
             headers: of the response, besides those that every response has.
+
+        Raises:
+            InputError: a schema that the reply must match cannot be enforced.
         """
+        if asked.has_form:
+            loop = asyncio.get_running_loop()
+            asked = await loop.run_in_executor(self._compiler, with_grammar, asked, self.served)
         run.record.describe(who=asked.turn.user, thinking=asked.generation.prompt.opens_thought)
 
         def on_delivered() -> None:
@@ -182,7 +191,8 @@ class Gateway:
             run.fail(Failed("The server is shutting down.", kind="shutting_down", retry_after_s=10))
 
     def close(self) -> None:
-        """Stop the worker thread, and end what rooms hold open."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        """Stop the worker threads, and end what rooms hold open."""
+        for executor in (self._worker, self._compiler):
+            executor.shutdown(wait=False, cancel_futures=True)
         for end in self.on_close:
             end()

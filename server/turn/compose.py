@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cache.planner import SlotKey, TokenIds
@@ -44,11 +44,21 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ComposedTurn:
-    """A turn, ready to run."""
+    """A turn, ready to run once :func:`with_grammar` has given it what its reply must match.
+
+    Attributes:
+        use: what becomes of its tools.
+    """
 
     turn: Turn
     conversation: Conversation
     generation: GenerationRequest
+    use: ToolUse
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the reply must match a grammar."""
+        return has_form(self.turn, self.use)
 
 
 def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
@@ -64,17 +74,29 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
         _check_length(turn, use)
         conversation = _conversation(turn, use, thinking)
         _check_prefill(turn, conversation)
-        prompt = _noted(conversation, turn, served, settings)  # first: what is too long is not compiled
+        prompt = _noted(conversation, turn, served, settings)
         reply = ReplyFormat(
             stops=stops_of(turn.stop),
             tools=use.callable or None,
-            grammar=grammar_of(turn, use, served.grammars),
             max_thought_tokens=thinking.max_tokens,
             min_tokens=turn.min_tokens,
             ignore_eos=turn.ignore_eos,
         )
         generation = _generation(turn, served, prompt, reply)
-    return ComposedTurn(turn, conversation, generation)
+    return ComposedTurn(turn, conversation, generation, use)
+
+
+def with_grammar(composed: ComposedTurn, served: Served) -> ComposedTurn:
+    """``composed`` with the grammar of its reply. That may take seconds, so it is no part of composing: what
+    others wait for does not wait for it, and what is too long was refused before.
+
+    Raises:
+        InputError: a schema cannot be enforced; names the field as the dialect does.
+    """
+    with named_as(composed.turn.names):
+        grammar = grammar_of(composed.turn, composed.use, served.grammars)
+    reply = replace(composed.generation.reply, grammar=grammar)
+    return replace(composed, generation=replace(composed.generation, reply=reply))
 
 
 def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
 
 from tests.fakes.asking import QUESTION, SYSTEM, ask, message_of
-from tests.fakes.live_server import Live, error_of, live_demo
+from tests.fakes.fake_engine import FakeEngine, InlineGrammars, fake_served
+from tests.fakes.live_server import Live, error_of, live, live_demo
 
 STRING = {"type": "string"}
 PERSON = {
@@ -53,6 +56,30 @@ def test_t7_json_without_a_thought_begins_with_itself(server: Live) -> None:
     options = {"temperature": 0, "max_tokens": 100, "response_format": form_of(PERSON)}
     body = ask(server, QUESTION, enable_thinking=False, **options)
     assert message_of(body)["content"].startswith("{")
+
+
+class SlowGrammars(InlineGrammars):
+    """Writes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_go_on = Event(), Event()
+
+    def json(self, schema: Mapping[str, Any], **options: Any) -> str:
+        self.is_asked.set()
+        assert self.may_go_on.wait(60)
+        return super().json(schema, **options)
+
+
+def test_s3_while_a_schema_is_compiled_others_are_answered() -> None:
+    grammars = SlowGrammars()
+    served = replace(fake_served(), grammars=grammars)
+    with live(FakeEngine(), served) as running, ThreadPoolExecutor(1) as clients:
+        held = clients.submit(running.chat, response_format=form_of(PERSON))
+        assert grammars.is_asked.wait(60)
+        assert running.chat().status_code == 200
+        assert not held.done()
+        grammars.may_go_on.set()
+        assert held.result().status_code == 200
 
 
 @pytest.mark.slow

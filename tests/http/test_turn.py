@@ -15,7 +15,7 @@ from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, T
 from server.events import Finished, Progress
 from server.http.stream import EventStream, Frame
 from server.settings import Settings
-from server.turn.compose import compose
+from server.turn.compose import compose, with_grammar
 from server.turn.names import renamed
 from server.turn.reply import Replies
 from server.turn.turn import ResponseFormat, Thinking, ToolChoice, Turn
@@ -167,8 +167,9 @@ def test_s4_the_schema_of_every_tool_is_checked_whether_or_not_it_is_enforced(mo
 def test_s1_of_a_chosen_tool_that_is_strict_the_place_in_the_request_is_told() -> None:
     tools = [TOOL, _strict_tool("g", {"type": "array", "uniqueItems": True})]
     choice = ToolChoice(mode="required", names=("g",))
+    asked = compose(Turn(id="t", messages=[HI], tools=tools, tool_choice=choice), fake_served(), Settings())
     with pytest.raises(InputError) as caught:
-        compose(Turn(id="t", messages=[HI], tools=tools, tool_choice=choice), fake_served(), Settings())
+        with_grammar(asked, fake_served())
     assert caught.value.param == "tools[1].function.parameters.properties.a.uniqueItems"
 
 
@@ -204,11 +205,13 @@ def test_s5_a_schema_that_the_text_holds_or_that_says_nothing_is_not_shown() -> 
     assert _note(PERSON, show_schemas=False) is None
 
 
-def test_s5_strings_are_bounded_where_the_reply_is_not() -> None:
-    wanted = ResponseFormat(schema={"type": "string"})
-    bounded = compose(Turn(id="t", messages=[HI], response_format=wanted), fake_served(), Settings())
-    limited = compose(
-        Turn(id="t", messages=[HI], response_format=wanted, max_tokens=9), fake_served(), Settings()
+@pytest.mark.parametrize(("max_tokens", "is_bounded"), [(None, True), (9, False)])
+def test_s5_strings_are_bounded_where_the_reply_is_not(max_tokens: int | None, is_bounded: bool) -> None:
+    turn = Turn(
+        id="t",
+        messages=[HI],
+        response_format=ResponseFormat(schema={"type": "string"}),
+        max_tokens=max_tokens,
     )
-    assert "maxLength" in str(bounded.generation.reply.grammar)
-    assert "maxLength" not in str(limited.generation.reply.grammar)
+    asked = with_grammar(compose(turn, fake_served(), Settings()), fake_served())
+    assert ("maxLength" in str(asked.generation.reply.grammar)) == is_bounded
