@@ -93,7 +93,7 @@ def main() -> None:
     path = resolve(options.model)
     clock = time.process_time if options.cpu_time else time.perf_counter
     sides = {
-        drafts: Loop(path, options=LoopOptions(reads_ahead=False, drafts=drafts)) for drafts in (True, False)
+        drafts: Loop(path, options=LoopOptions(idle_prefill=False, drafts=drafts)) for drafts in (True, False)
     }
     for loop in sides.values():
         decoder: Any = loop.engine._decoder

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, help="tokens read between two tokens written")
     options = parser.parse_args()
     path = resolve(options.model)
-    loop = Loop(path, options=LoopOptions(reads_ahead=False, shared_prefill_tokens=options.chunk))
+    loop = Loop(path, options=LoopOptions(idle_prefill=False, shared_prefill_tokens=options.chunk))
     forward = load(path)
     chunk = options.chunk or forward.part_tokens // 4
     endless = tuple((token, -100.0) for token in sorted(read_config(path).eos_token_ids))

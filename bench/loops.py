@@ -41,7 +41,7 @@ class Loop:
     def __init__(self, path: Path, *, options: LoopOptions | None = None) -> None:
         self.tokenizer = TextTokenizer.from_dir(path)
         self.chat = ChatFormat(self.tokenizer)
-        engine_options = EngineOptions(model_path=path, loop=options or LoopOptions(reads_ahead=False))
+        engine_options = EngineOptions(model_path=path, loop=options or LoopOptions(idle_prefill=False))
         self.engine: EngineLoop
         self.info: ModelInfo
         self.engine, self.info = assemble(engine_options, self.tokenizer)

@@ -13,7 +13,6 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from cache.planner import SlotKey
-from cache.ring import RingLimits
 from cache.store import Store
 from cache.travel import Traveller, unpack
 from model.backend import detect
@@ -23,7 +22,6 @@ from model.text.chat import ChatFormat
 from model.text.grammar.compiler import GrammarCompiler
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
-from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
 from server.http.keys import Keys
@@ -131,32 +129,4 @@ def names_of(settings: Settings, path: Path) -> tuple[str, ...]:
 
 def engine_options(settings: Settings, path: Path) -> EngineOptions:
     """What the engine is told of ``settings``; ``path`` is the model's."""
-    return EngineOptions(
-        model_path=path,
-        adapter_path=settings.adapter_path,
-        dtype=settings.dtype,
-        kernels=settings.kernels,
-        kv_bits=settings.kv_bits,
-        wires_weights=settings.wire_weights,
-        hashes_file=user_cache_path("crossturn") / "weights.json",
-        context_length=settings.context_length,
-        memory_budget=settings.memory_budget,
-        cache_dir=settings.cache_dir,
-        cache_dir_bytes=settings.cache_dir_size,
-        shares_prefixes=settings.share_prefixes,
-        shares_histories=settings.share_histories,
-        ring=RingLimits(max_bytes=settings.ring_bytes),
-        stall_s=settings.stall_seconds,
-        loop=LoopOptions(
-            max_replies=settings.max_running,
-            max_waiting=settings.max_waiting,
-            max_wait_s=settings.queue_seconds,
-            max_tenant_replies=settings.max_running_per_key,
-            max_tenant_waiting=settings.max_waiting_per_key,
-            tenant_tokens_per_minute=settings.tokens_per_minute,
-            reads_ahead=settings.idle_prefill,
-            drafts=settings.drafts,
-            keeps_fed_ids=settings.keep_fed_ids,
-            stream_interval_s=settings.stream_interval_seconds,
-        ),
-    )
+    return EngineOptions(path, settings, hashes_file=user_cache_path("crossturn") / "weights.json")

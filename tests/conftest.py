@@ -32,6 +32,7 @@ from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E
 from server.engine.drafting import Drafting  # noqa: E402
 from server.engine.loop import EngineLoop  # noqa: E402
 from server.engine.options import LoopOptions  # noqa: E402
+from server.settings import Settings  # noqa: E402
 from tests.fakes import tiny  # noqa: E402
 
 DEMO = Path(__file__).parent.parent / "model" / "demo"
@@ -84,7 +85,7 @@ def make_loop(tiny_forward: Forward, tokenizer: TextTokenizer) -> Callable[..., 
         drafting: Drafting | None = None,
     ) -> EngineLoop:
         known = metadata(forward, tokenizer, forward.config.max_context)
-        disk = EngineOptions(model_path=DEMO, cache_dir=cache_dir)
+        disk = EngineOptions(DEMO, Settings(cache_dir=cache_dir))
         store = Store(
             known,
             budget_bytes=budget_bytes,

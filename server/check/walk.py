@@ -150,5 +150,5 @@ def _new_loop(forward: Forward, tokenizer: TextTokenizer) -> EngineLoop:
         new_state=forward.new_state,
         codec=StateCodec(forward.new_state),
     )
-    options = LoopOptions(checks_store=True, reads_ahead=False)
+    options = LoopOptions(checks_store=True, idle_prefill=False)
     return EngineLoop(forward, tokenizer, store, stop_ids=frozenset(), options=options)

@@ -90,7 +90,7 @@ def read(source: CliSettingsSource[ArgumentParser], chosen: Namespace, config: s
             return init_settings, env_settings, InitSettingsSource(settings_cls, filed)
 
     try:
-        found = Sourced(_cli_settings_source=source(parsed_args=chosen))  # type: ignore[call-arg]
+        found = Sourced(_cli_settings_source=source(parsed_args=chosen))
     except ValidationError as error:
         raise OptionError(_sentence(error)) from None
     return Settings.model_validate({name: getattr(found, name) for name in found.model_fields_set})

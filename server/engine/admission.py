@@ -34,8 +34,8 @@ class Admission:
         self._options = options
         self._store = store
         self._state_bytes = state_bytes
-        self.line = WaitingLine(clock, options.max_wait_s)
-        self.allowances = Allowances(options.tenant_tokens_per_minute, clock)
+        self.line = WaitingLine(clock, options.queue_seconds)
+        self.allowances = Allowances(options.tokens_per_minute, clock)
 
     def add(self, ticket: Ticket) -> Failed | None:
         """Let a request wait for its turn, or say why it must not."""
@@ -72,14 +72,14 @@ class Admission:
     @property
     def too_late(self) -> Failed:
         """What those are told."""
-        message = f"no place came free within {self._options.max_wait_s:g} s"
+        message = f"no place came free within {self._options.queue_seconds:g} s"
         return Failed(message, "overloaded", retry_after_s=RETRY_AFTER_S)
 
     def width(self, request: GenerationRequest) -> int:
         """How many of the replies of ``request`` are written at a time; 0 when memory holds not even one
         beside the prompt that the others begin from."""
         n, limits = request.n_replies, self._options
-        most = min(n, limits.max_replies, limits.max_tenant_replies or n)
+        most = min(n, limits.max_running, limits.max_running_per_key or n)
         if n == 1:
             return 1
         n_ring_bytes = _RING_STATES * self._state_bytes(0)
@@ -91,12 +91,12 @@ class Admission:
         if len(self.line) >= limits.max_waiting:
             message = f"{len(self.line)} requests are waiting already"
             return Failed(message, "overloaded", retry_after_s=RETRY_AFTER_S)
-        if limits.max_tenant_waiting is not None and self.line.n_of(tenant) >= limits.max_tenant_waiting:
+        if limits.max_waiting_per_key is not None and self.line.n_of(tenant) >= limits.max_waiting_per_key:
             message = f"{self.line.n_of(tenant)} requests of this key are waiting already"
             return Failed(message, "rate_limited", retry_after_s=RETRY_AFTER_S)
         wait_s = self.allowances.wait_s(tenant)
         if wait_s > 0:
-            message = f"this key has used its {limits.tenant_tokens_per_minute} tokens a minute"
+            message = f"this key has used its {limits.tokens_per_minute} tokens a minute"
             return Failed(message, "rate_limited", retry_after_s=wait_s)
         if self.width(request) == 0:
             message = (
@@ -113,14 +113,14 @@ class Admission:
         if not decoding and not prefilling:
             return True
         limits, width = self._options, self.width(request)
-        if _n_places(decoding, prefilling, self.width) + width > limits.max_replies:
+        if _n_places(decoding, prefilling, self.width) + width > limits.max_running:
             return False
-        if limits.max_tenant_replies is not None:
+        if limits.max_running_per_key is not None:
             decoding = [ticket for ticket in decoding if ticket.request.slot.tenant == request.slot.tenant]
             prefilling = [
                 ticket for ticket in prefilling if ticket.request.slot.tenant == request.slot.tenant
             ]
-            if _n_places(decoding, prefilling, self.width) + width > limits.max_tenant_replies:
+            if _n_places(decoding, prefilling, self.width) + width > limits.max_running_per_key:
                 return False
         n_states = width + (width < request.n_replies)
         return self._store.can_admit(self._bytes_of(request) * n_states)

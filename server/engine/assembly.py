@@ -27,6 +27,7 @@ from server.client import ModelInfo
 from server.engine.loop import EngineLoop
 from server.engine.options import LoopOptions
 from server.engine.relief import LEAST_BUDGET
+from server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +36,17 @@ class EngineOptions:
 
     Attributes:
         model_path: folder of the checkpoint.
-        adapter_path: folder of a LoRA adapter made by mlx-lm, or None.
-        dtype: what to compute in, ``float16``, ``bfloat16`` or ``float32``; None for what suits the device.
-        kernels: compute by kernels made for the device, and not by MLX's own operations alone.
-        kv_bits: 8 or 4 to store keys and values in so many bits, or None.
+        settings: the operator's decisions.
+        loop: other decisions on the loop's work than those of ``settings``, for tests and measurements.
         hashes_file: remembers the hash of the weights between starts, or None.
         on_progress: told how much of the weights is read.
-        wires_weights: whether the weights stay resident on a Mac, whatever else needs memory.
-        context_length: tokens of a prompt and its reply together; None for the model's own limit.
-        memory_budget: bytes for retained conversations; None for what the machine allows.
-        cache_dir: a folder that keeps conversations across restarts, or None.
-        cache_dir_bytes: what that folder may hold.
-        ring: what the checkpoints of an entry may hold.
-        shares_prefixes: whether slots of one tenant may copy a common system prefix from each other.
-        shares_histories: whether they may copy all that they have in common.
-        loop: how much is taken on at once.
-        stall_s: an engine that has work and has not moved for so long is stuck.
     """
 
     model_path: Path
-    adapter_path: Path | None = None
-    dtype: str | None = None
-    kernels: bool = True
-    kv_bits: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    loop: LoopOptions | None = None
     hashes_file: Path | None = None
-    wires_weights: bool = False
     on_progress: Progress | None = None
-    context_length: int | None = None
-    memory_budget: int | None = None
-    cache_dir: Path | None = None
-    cache_dir_bytes: int = 16 * 2**30
-    ring: RingLimits = field(default_factory=RingLimits)
-    shares_prefixes: bool = True
-    shares_histories: bool = False
-    loop: LoopOptions = field(default_factory=LoopOptions)
-    stall_s: float = 300.0
 
 
 def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLoop, ModelInfo]:
@@ -78,33 +55,34 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     Raises:
         ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
     """
+    settings = options.settings
     # What can be refused is refused before anything is loaded.
-    folder_claim = None if options.cache_dir is None else _claim(options.cache_dir)
-    context_length = _context_length(read_config(options.model_path), options.context_length)
+    folder_claim = None if settings.cache_dir is None else _claim(settings.cache_dir)
+    context_length = _context_length(read_config(options.model_path), settings.context_length)
     device = detect()
     forward = load(
         options.model_path,
-        adapter_path=options.adapter_path,
-        dtype=options.dtype,
-        kv_bits=options.kv_bits,
+        adapter_path=settings.adapter_path,
+        dtype=settings.dtype,
+        kv_bits=settings.kv_bits,
         hashes_file=options.hashes_file,
-        device=device if options.kernels else without_kernels(device),
+        device=device if settings.kernels else without_kernels(device),
         on_progress=options.on_progress,
     )
     forward.warm_up()
-    budget_bytes = options.memory_budget or default_budget(device, forward.n_weight_bytes)
+    budget_bytes = settings.memory_budget or default_budget(device, forward.n_weight_bytes)
     room = device.n_memory_bytes - forward.n_weight_bytes - budget_bytes
     forward.fit_parts(room)
     device.settle_memory(
-        pool_bytes=room // 2, wired_bytes=forward.n_weight_bytes if options.wires_weights else 0
+        pool_bytes=room // 2, wired_bytes=forward.n_weight_bytes if settings.wire_weights else 0
     )
     known = metadata(forward, tokenizer, context_length)
     store = Store(
         known,
         budget_bytes=budget_bytes,
-        ring_limits=options.ring,
-        share_prefixes=options.shares_prefixes,
-        share_histories=options.shares_histories,
+        ring_limits=RingLimits(max_bytes=settings.ring_bytes),
+        share_prefixes=settings.share_prefixes,
+        share_histories=settings.share_histories,
         clock=time.monotonic,
         new_state=forward.new_state,
         disk=None if folder_claim is None else disk_tier(options, known, forward, folder_claim),
@@ -115,7 +93,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         tokenizer,
         store,
         stop_ids=frozenset(forward.config.eos_token_ids) | frozenset(tokenizer.eos_ids),
-        options=options.loop,
+        options=options.loop or LoopOptions.of(settings),
         is_short_of_memory=device.is_short_of_memory,
         grammars=_in_background(partial(GrammarTable, tokenizer, forward.config.vocab_size)),
     )
@@ -147,10 +125,10 @@ def disk_tier(
     options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward, folder_claim: Claim
 ) -> DiskTier:
     """What keeps conversations across restarts in the folder that ``folder_claim`` is for."""
-    assert options.cache_dir is not None
+    assert options.settings.cache_dir is not None
     return DiskTier(
         folder_claim,
-        max_bytes=options.cache_dir_bytes,
+        max_bytes=options.settings.cache_dir_size,
         metadata=metadata,
         codec=StateCodec(forward.new_state),
         clock=time.time,

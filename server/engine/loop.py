@@ -96,9 +96,9 @@ class EngineLoop:
         self._store = store
         self._options = options
         self._clock = clock
-        self._outbox = Outbox(options.stream_interval_s, clock)
+        self._outbox = Outbox(options.stream_interval_seconds, clock)
         self._admission = Admission(options, store, self.state_bytes, clock)
-        self._planner = Planner(store, tokenizer, stop_ids, keeps_fed_ids=options.keeps_fed_ids)
+        self._planner = Planner(store, tokenizer, stop_ids, keeps_fed_ids=options.keep_fed_ids)
         self._prefiller = Prefiller(forward)
         self._decoder = Decoder(forward, stop_ids, self._outbox, drafting.depth)
         grammars = grammars or functools.cache(functools.partial(GrammarTable, tokenizer, vocab_size))
@@ -159,7 +159,7 @@ class EngineLoop:
 
     def read_ahead(self, request: WarmRequest) -> None:
         """Prefill ``request`` when idle. A later one for the same slot replaces an earlier one."""
-        if self._options.reads_ahead:
+        if self._options.idle_prefill:
             self._queue_ahead(request)
 
     def cancel(self, request_id: str) -> None:

@@ -41,7 +41,7 @@ class Engine:
         self._loop: EngineLoop | None = None  # set on the engine thread, while it runs
         self._thread: threading.Thread | None = None
         self._drain_until: float | None = None  # set and read on the engine thread
-        self._watchdog = Watchdog(self.stats, options.stall_s)
+        self._watchdog = Watchdog(self.stats, options.settings.stall_seconds)
 
     def start(self) -> ModelInfo:
         """Load the model and begin. Blocks until it is ready.

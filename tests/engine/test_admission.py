@@ -88,7 +88,7 @@ def test_a_request_that_does_not_fit_is_passed_but_not_for_ever() -> None:
 
 def test_a_request_over_the_budget_does_not_hold_up_short_ones(make_loop: MakeLoop) -> None:
     n_bytes = make_loop().state_bytes(1024 + len(PROMPT))
-    options = LoopOptions(max_replies=8, **PARTS)
+    options = LoopOptions(max_running=8, **PARTS)
     driver = Driver(make_loop(budget_bytes=2 * n_bytes, options=options, stop_ids=frozenset()))
     running = driver.submit(PROMPT, session="running", max_tokens=120)
     while not has_begun(running):
@@ -136,7 +136,7 @@ def test_a_prompt_does_not_overtake_one_that_it_gains_from(make_loop: MakeLoop) 
 
 
 def test_a_request_that_waits_too_long_is_told_when_to_come_again(make_loop: MakeLoop) -> None:
-    options = LoopOptions(max_replies=1, max_wait_s=10, **PARTS)
+    options = LoopOptions(max_running=1, queue_seconds=10, **PARTS)
     clock = FakeClock()
     driver = Driver(make_loop(options=options, stop_ids=frozenset(), clock=clock))
     running = driver.submit(PROMPT, session="a", max_tokens=50)
@@ -154,7 +154,7 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_again(make_loop: Mak
 
 
 def test_one_tenant_takes_no_more_places_than_it_may(make_loop: MakeLoop) -> None:
-    options = LoopOptions(max_replies=4, max_tenant_replies=2, **PARTS)
+    options = LoopOptions(max_running=4, max_running_per_key=2, **PARTS)
     driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     greedy = [driver.submit([*PROMPT[:50], i], session=f"s{i}", tenant="a", max_tokens=60) for i in range(4)]
     other = driver.submit(PROMPT[:50], tenant="b", max_tokens=60)
@@ -168,7 +168,7 @@ def test_one_tenant_takes_no_more_places_than_it_may(make_loop: MakeLoop) -> Non
 
 
 def test_one_tenant_waits_in_no_more_numbers_than_it_may(make_loop: MakeLoop) -> None:
-    options = LoopOptions(max_tenant_waiting=2, **PARTS)
+    options = LoopOptions(max_waiting_per_key=2, **PARTS)
     driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     many = [driver.submit(PROMPT, session=f"s{i}", tenant="a") for i in range(3)]
     other = driver.submit(PROMPT, tenant="b")
@@ -195,7 +195,7 @@ def test_an_account_of_tokens_fills_over_a_minute() -> None:
 
 def test_a_tenant_that_has_used_its_tokens_is_refused_until_there_are_more(make_loop: MakeLoop) -> None:
     clock = FakeClock()
-    options = LoopOptions(tenant_tokens_per_minute=200, **PARTS)
+    options = LoopOptions(tokens_per_minute=200, **PARTS)
     driver = Driver(make_loop(options=options, stop_ids=frozenset(), clock=clock))
     driver.ask(PROMPT, tenant="a")
     refused = driver.ask(PROMPT, tenant="a")
@@ -213,12 +213,12 @@ def test_a_tenant_that_has_used_its_tokens_is_refused_until_there_are_more(make_
 @pytest.mark.parametrize("n", [3, 4, 9])
 def test_more_replies_than_places_are_those_that_more_places_give(make_loop: MakeLoop, n: int) -> None:
     sampling = SamplingParams(temperature=1.0, seed=4)
-    options = LoopOptions(max_replies=3, **PARTS)
+    options = LoopOptions(max_running=3, **PARTS)
     driver = Driver(make_loop(options=options, stop_ids=frozenset({2})))
     outcome = driver.submit(PROMPT, n_replies=n, sampling=sampling, max_tokens=12)
     while driver.loop.step():
         assert len(driver.loop._decoder.replies) <= 3
-    wide = Driver(make_loop(options=LoopOptions(max_replies=n, **PARTS), stop_ids=frozenset({2})))
+    wide = Driver(make_loop(options=LoopOptions(max_running=n, **PARTS), stop_ids=frozenset({2})))
     assert outcome.token_ids == wide.ask(PROMPT, n_replies=n, sampling=sampling, max_tokens=12).token_ids
     assert driver.loop.counters.n_prefilled == len(PROMPT)
     assert not driver.loop.store._running
@@ -249,7 +249,7 @@ def test_replies_that_no_round_can_hold_are_refused_before_anything_is_read(make
 
 
 def test_a_cancel_between_two_rounds_leaves_nothing_running(make_loop: MakeLoop) -> None:
-    options = LoopOptions(max_replies=2, **PARTS)
+    options = LoopOptions(max_running=2, **PARTS)
     driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     outcome = driver.submit(PROMPT, n_replies=7, max_tokens=5)
     while len(outcome.finished) < 3:

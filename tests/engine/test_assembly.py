@@ -14,6 +14,7 @@ import server.engine.assembly as assembly
 from model.errors import ModelError
 from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions, assemble
+from server.settings import Settings
 from tests.fakes import tiny
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,14 +26,14 @@ def test_l6_a_context_above_the_models_limit_is_refused_by_its_number_before_any
     path = tiny.write_text(tmp_path)
     monkeypatch.setattr(assembly, "load", None)
     with pytest.raises(ModelError, match="a context of 4097 tokens is above the model's limit of 4096"):
-        assemble(EngineOptions(model_path=path, context_length=4097), tokenizer)
+        assemble(EngineOptions(path, Settings(context_length=4097)), tokenizer)
 
 
 @pytest.mark.parametrize("asked", [4096, 100, None])
 def test_l6_a_context_within_the_limit_is_taken_as_it_is(
     asked: int | None, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
-    _, info = assemble(EngineOptions(model_path=tiny.write_text(tmp_path), context_length=asked), tokenizer)
+    _, info = assemble(EngineOptions(tiny.write_text(tmp_path), Settings(context_length=asked)), tokenizer)
     assert info.context_length == (asked or 4096)
 
 
@@ -40,7 +41,7 @@ def test_l6_a_context_within_the_limit_is_taken_as_it_is(
 def test_m8_the_engine_computes_in_the_dtype_it_is_told(
     dtype: str, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
-    loop, _ = assemble(EngineOptions(model_path=tiny.write_text(tmp_path), dtype=dtype), tokenizer)
+    loop, _ = assemble(EngineOptions(tiny.write_text(tmp_path), Settings(dtype=dtype)), tokenizer)
     assert loop.store.metadata.kv_dtype == dtype
 
 

@@ -77,7 +77,7 @@ def test_with_the_switch_on_the_reply_is_that_of_a_cold_run_on_the_ids_that_were
     make_loop: MakeLoop, demo_forward: Forward, tokenizer: TextTokenizer
 ) -> None:
     fed, prompt = retold(tokenizer)
-    options = LoopOptions(keeps_fed_ids=True, checks_store=True)
+    options = LoopOptions(keep_fed_ids=True, checks_store=True)
     warm = Driver(make_loop(forward=demo_forward, options=options, stop_ids=_ends(tokenizer)))
     warm.ask(fed.tolist(), max_tokens=1)
     outcome = warm.ask(prompt)

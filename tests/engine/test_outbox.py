@@ -129,7 +129,9 @@ def test_an_event_comes_after_the_text_before_it() -> None:
 @pytest.fixture
 def patient(make_loop: MakeLoop) -> Driver:
     """A loop that would let text wait for an hour."""
-    options = LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, stream_interval_s=HOUR, drafts=False)
+    options = LoopOptions(
+        prefill_tokens=128, shared_prefill_tokens=64, stream_interval_seconds=HOUR, drafts=False
+    )
     return Driver(make_loop(options=options, stop_ids=frozenset()))
 
 

@@ -16,6 +16,7 @@ from server.engine.assembly import EngineOptions, assemble, default_budget
 from server.engine.loop import EngineLoop
 from server.engine.options import LoopOptions
 from server.events import Finished, Planned, Progress, ReplyFormat
+from server.settings import Settings
 from tests.fakes import tiny
 from tests.fakes.driver import Driver, Outcome, chat_prompt, plain_prompt
 
@@ -145,7 +146,7 @@ def test_greedy_replies_written_together_are_those_written_alone(make_loop: Make
 
 
 def test_more_requests_than_places_wait_their_turn(make_loop: MakeLoop) -> None:
-    options = LoopOptions(max_replies=2, prefill_tokens=128, shared_prefill_tokens=64)
+    options = LoopOptions(max_running=2, prefill_tokens=128, shared_prefill_tokens=64)
     driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     outcomes = [driver.submit([*PROMPT, i], session=f"s{i}") for i in range(5)]
     for _ in range(40):
@@ -341,7 +342,7 @@ def test_prompts_are_read_in_parts_for_which_the_budget_leaves_room(
     path = tiny.write_text(tmp_path)
     sizes = []
     for budget in (2**20, 2**60):
-        loop, _ = assemble(EngineOptions(path, memory_budget=budget), tokenizer)
+        loop, _ = assemble(EngineOptions(path, Settings(memory_budget=budget)), tokenizer)
         sizes.append(loop._forward.part_tokens)
     assert sizes == [512, 256]
 

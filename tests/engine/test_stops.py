@@ -77,7 +77,7 @@ def test_behind_a_stop_string_the_next_turn_is_right_wherever_the_text_was_cut(
     stop = text[at : at + 5]
     assert text.index(stop) == at
     options = LoopOptions(
-        prefill_tokens=128, shared_prefill_tokens=64, reads_ahead=reads_ahead, checks_store=True
+        prefill_tokens=128, shared_prefill_tokens=64, idle_prefill=reads_ahead, checks_store=True
     )
     driver = Driver(make_loop(options=options, stop_ids=frozenset()))
     outcome = driver.ask(PROMPT, max_tokens=140, sampling=SEEDED, reply=ReplyFormat(stops=(stop,)))

@@ -19,6 +19,7 @@ from server.engine.thread import Engine
 from server.engine.watchdog import Watchdog
 from server.events import Event, Failed, Finished, GenerationRequest
 from server.http.watch import Pulse
+from server.settings import Settings
 from tests.conftest import DEMO
 from tests.fakes.cache_kit import FakeClock
 from tests.fakes.driver import plain_prompt
@@ -28,7 +29,7 @@ PROMPT = [10 + i * i % 90 for i in range(40)]
 
 @pytest.fixture
 def engine(tokenizer: TextTokenizer) -> Iterator[Engine]:
-    engine = Engine(EngineOptions(DEMO, memory_budget=2**28), tokenizer)
+    engine = Engine(EngineOptions(DEMO, Settings(memory_budget=2**28)), tokenizer)
     engine.start()
     yield engine
     engine.stop(drain_s=5)
@@ -87,7 +88,7 @@ def test_a_loop_that_cannot_go_on_at_all_is_not_hidden(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EngineLoop, "_admit", broken(2, EngineLoop._admit))
-    engine = Engine(EngineOptions(DEMO, memory_budget=2**28), tokenizer)
+    engine = Engine(EngineOptions(DEMO, Settings(memory_budget=2**28)), tokenizer)
     engine.start()
     assert isinstance(ask(engine), Failed)
     assert isinstance(ask(engine), Failed)

@@ -99,7 +99,7 @@ def live_demo(
     """Serve the demo model with the real engine."""
     path = resolve("demo")
     tokenizer = TextTokenizer.from_dir(path)
-    options = EngineOptions(model_path=path, memory_budget=memory_budget, loop=loop or LoopOptions())
+    options = EngineOptions(path, Settings(memory_budget=memory_budget), loop=loop or LoopOptions())
     engine = Engine(options, tokenizer)
     info = engine.start()
     grammars = GrammarCompiler(tokenizer, info.vocab_size)

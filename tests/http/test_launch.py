@@ -9,8 +9,9 @@ import pytest
 
 from model.errors import CheckpointError
 from model.sampling import SamplingParams
+from server.engine.options import LoopOptions
 from server.launch import engine_options, names_of
-from server.settings import Settings
+from server.settings import EngineSettings, Settings
 from server.turn.sampling import read_defaults
 
 
@@ -29,7 +30,7 @@ def test_f10_a_hub_model_is_called_by_its_repository_not_by_its_cache_folder(tmp
 
 def test_e3_sessions_of_a_tenant_share_system_prompts_unless_told_otherwise(tmp_path: Path) -> None:
     shares = [
-        engine_options(settings, tmp_path).shares_prefixes
+        engine_options(settings, tmp_path).settings.share_prefixes
         for settings in (
             Settings(),
             Settings(api_keys=("k",)),
@@ -39,9 +40,11 @@ def test_e3_sessions_of_a_tenant_share_system_prompts_unless_told_otherwise(tmp_
     assert shares == [True, True, False]
 
 
-def test_the_engine_holds_text_as_long_as_the_settings_say(tmp_path: Path) -> None:
-    options = engine_options(Settings(stream_interval_seconds=0.5), tmp_path)
-    assert options.loop.stream_interval_s == 0.5
+def test_the_loop_has_every_decision_of_the_operators_by_its_own_name(tmp_path: Path) -> None:
+    settings = Settings(stream_interval_seconds=0.5, max_running=3, keep_fed_ids=True, queue_seconds=7)
+    told = LoopOptions.of(engine_options(settings, tmp_path).settings)
+    for name in EngineSettings.model_fields:
+        assert getattr(told, name) == getattr(settings, name)
 
 
 def test_a_model_in_the_working_directory_has_its_directorys_name(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
         patch.setattr(
             assembly, "load", lambda *args, **kwargs: ScriptedForward(load(*args, **kwargs), author)
         )
-        with live_demo(loop=LoopOptions(stream_interval_s=request.param)) as server:
+        with live_demo(loop=LoopOptions(stream_interval_seconds=request.param)) as server:
             yield Stage(server, author)
 
 
