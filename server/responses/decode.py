@@ -8,20 +8,20 @@ from functools import partial
 
 from model.errors import InputError
 from server.errors import NotFoundError
-from server.responses.item_schema import (
+from server.responses.kept.items import item_of, kept
+from server.responses.kept.seal import Seal
+from server.responses.kept.shelf import Shelf
+from server.responses.kept.store import ResponseStore
+from server.responses.messages import Placed, conversation_of
+from server.responses.schema.items import (
     AdditionalToolsItem,
     Item,
     ItemReference,
     MessageItem,
     ToolSearchOutputItem,
 )
-from server.responses.kept_items import item_of, kept
-from server.responses.messages import Placed, conversation_of
-from server.responses.reply_schema import ItemBody
-from server.responses.schema import JsonObject, JsonSchema, PromptFields, ResponsesRequest
-from server.responses.seal import Seal
-from server.responses.shelf import Shelf
-from server.responses.store import ResponseStore
+from server.responses.schema.replies import ItemBody
+from server.responses.schema.requests import JsonObject, JsonSchema, PromptFields, ResponsesRequest
 from server.responses.toolbox import Toolbox
 from server.turn.turn import ResponseFormat, Sampling, Thinking, Turn
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from server.http.dialect import Dialect
 from server.responses import router
-from server.responses.schema import InputTokensRequest, ResponsesRequest
+from server.responses.schema.requests import InputTokensRequest, ResponsesRequest
 
 RESPONSES = Dialect(routers=(router.router,), bodies=(ResponsesRequest, InputTokensRequest))

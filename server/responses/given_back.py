@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from model.sampling import SamplingParams
-from server.responses.schema import ResponsesRequest
-from server.responses.tool_schema import FunctionTool, NamespaceTool, Tool
+from server.responses.schema.requests import ResponsesRequest
+from server.responses.schema.tools import FunctionTool, NamespaceTool, Tool
 
 
 def given_back(

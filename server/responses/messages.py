@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from model.errors import InputError
 from model.text.grammar.calls import INPUT
-from server.responses.item_schema import (
+from server.responses.schema.items import (
     AdditionalToolsItem,
     CallOutputItem,
     CustomCallItem,
@@ -27,7 +27,7 @@ from server.responses.item_schema import (
     ToolSearchCallItem,
     ToolSearchOutputItem,
 )
-from server.responses.tool_schema import Tool
+from server.responses.schema.tools import Tool
 from server.responses.toolbox import TOOL_SEARCH, functions_of, shown_name
 
 MORE_TOOLS = "From here on you have these tools, too:"

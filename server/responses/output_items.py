@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from server.responses.custom_input import CustomInput
 from server.responses.ids import made_id
-from server.responses.reply_schema import EventBody, ItemBody
+from server.responses.schema.replies import EventBody, ItemBody
 from server.responses.toolbox import Origin
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from model.errors import InputError
 from server.errors import NotFoundError
-from server.responses.reply_schema import ItemBody, ItemList
+from server.responses.schema.replies import ItemBody, ItemList
 
 MAX_LIMIT = 100
 

@@ -18,18 +18,18 @@ from server.http.schema import parse
 from server.responses.decode import Decoded, Sender, decode, top_logprobs_of
 from server.responses.encoder import ReplyShape, ResponseEncoder
 from server.responses.given_back import given_back
+from server.responses.kept.records import Record
+from server.responses.kept.shelf import Shelf, open_shelf
 from server.responses.logprobs import logprob_bodies
 from server.responses.pages import page_of
-from server.responses.records import Record
-from server.responses.reply_schema import (
+from server.responses.schema.replies import (
     DeletedResponse,
     InputTokens,
     ItemList,
     ResponseBody,
     ResponseEvent,
 )
-from server.responses.schema import InputTokensRequest, ResponsesRequest
-from server.responses.shelf import Shelf, open_shelf
+from server.responses.schema.requests import InputTokensRequest, ResponsesRequest
 from server.turn.compose import ComposedTurn, compose, count_tokens
 
 ENCRYPTED = "reasoning.encrypted_content"

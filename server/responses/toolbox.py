@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from model.errors import InputError
 from model.text.grammar.calls import TextForm, text_tool
-from server.responses.tool_schema import (
+from server.responses.schema.tools import (
     AllowedTools,
     CustomTool,
     FunctionTool,
@@ -22,7 +22,7 @@ from server.responses.tool_schema import (
     Tool,
     ToolSearchTool,
 )
-from server.responses.tool_schema import ToolChoice as AskedChoice
+from server.responses.schema.tools import ToolChoice as AskedChoice
 from server.turn.turn import ToolChoice
 
 TOOL_SEARCH = "tool_search"

@@ -10,10 +10,10 @@ import pytest
 from model.errors import InputError
 from server.errors import NotFoundError
 from server.responses.decode import Decoded, Sender, decode
-from server.responses.schema import ResponsesRequest
-from server.responses.seal import Seal
-from server.responses.shelf import Shelf
-from server.responses.store import ResponseStore
+from server.responses.kept.seal import Seal
+from server.responses.kept.shelf import Shelf
+from server.responses.kept.store import ResponseStore
+from server.responses.schema.requests import ResponsesRequest
 
 USER = {"role": "user", "content": "Hi"}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}

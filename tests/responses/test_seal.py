@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.responses.seal import Seal, seal_key
+from server.responses.kept.seal import Seal, seal_key
 
 THOUGHT = "The user wants α, β and \ud83d.\n" * 3
 

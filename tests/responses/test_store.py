@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from server.responses.ids import made_id
-from server.responses.records import Packed, Record
-from server.responses.store import ResponseStore
+from server.responses.kept.records import Packed, Record
+from server.responses.kept.store import ResponseStore
 
 ROOM = 1 << 20
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from server.http.schema import OnlyFalse, Schema
-from server.responses.item_schema import InputItem
-from server.responses.tool_schema import Tool, ToolChoice
+from server.responses.schema.items import InputItem
+from server.responses.schema.tools import Tool, ToolChoice
 from server.turn.turn import Effort
 
 Metadata = dict[str, JsonValue]

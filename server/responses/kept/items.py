@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from server.responses.ids import new_id
-from server.responses.item_schema import (
+from server.responses.schema.items import (
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
@@ -21,7 +21,7 @@ from server.responses.item_schema import (
     RefusalPart,
     ToolSearchCallItem,
 )
-from server.responses.reply_schema import ItemBody
+from server.responses.schema.replies import ItemBody
 
 _PREFIXES = {
     "message": "msg",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 
 from server.http.schema import OnlyFalse, Schema
-from server.responses.tool_schema import Tool
+from server.responses.schema.tools import Tool
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cache.disk.files import PEER, claim
 from server.responses.ids import is_response_id
-from server.responses.records import Packed, unpack
+from server.responses.kept.records import Packed, unpack
 
 log = logging.getLogger("crossturn.responses")
 

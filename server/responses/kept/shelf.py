@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.responses.seal import Seal, seal_key
-from server.responses.store import ResponseStore
+from server.responses.kept.seal import Seal, seal_key
+from server.responses.kept.store import ResponseStore
 from server.settings import Settings
 
 FOLDER = "responses"

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from server.responses.folder import ResponseFolder
 from server.responses.ids import response_of
-from server.responses.records import Packed, Record
+from server.responses.kept.folder import ResponseFolder
+from server.responses.kept.records import Packed, Record
 
 log = logging.getLogger("crossturn.responses")
 
