@@ -66,7 +66,7 @@ def load(
     device = device or detect()
     device.begin_loading()
     modules = read_modules(path, adapter_path=adapter_path, dtype=dtype or device.dtype)
-    _evaluate(modules.model, on_progress)
+    evaluate(modules.model, on_progress)
     fingerprint = ModelFingerprint(
         model=(HashMemory(hashes_file).hash_files if hashes_file else hash_files)(
             [path / "config.json", *modules.files]
@@ -108,7 +108,7 @@ def read_modules(path: Path, *, adapter_path: Path | None = None, dtype: str | N
     return Modules(model, replace(config, tie_word_embeddings=tied), compute, shards.files)
 
 
-def _evaluate(model: nn.Module, on_progress: Progress | None) -> None:
+def evaluate(model: nn.Module, on_progress: Progress | None = None) -> None:
     """Read the weights, some at a time: what unpacking and joining leave behind is given back in between."""
     weights = list(parameters(model).values())
     n_total, n_done = sum(w.nbytes for w in weights), 0

@@ -359,6 +359,13 @@ def test_bfloat16_computes_in_bfloat16_with_a_float32_recurrent_state(tmp_path: 
     assert np.abs(found - exact).max() < 0.1 * np.abs(exact).max()
 
 
+def test_m8_float16_is_nearer_to_float32_than_bfloat16_is(tmp_path: Path) -> None:
+    path = tiny.write_text(tmp_path)
+    exact = logits(load(path))
+    half, brain = (np.abs(logits(load(path, dtype=dtype)) - exact).max() for dtype in ("float16", "bfloat16"))
+    assert 0 < half < brain / 3
+
+
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="dtype 'int3'"):
         load(tiny.write_text(tmp_path), dtype="int3")
