@@ -375,7 +375,7 @@ def test_s3_what_takes_too_much_is_refused_and_the_next_schema_is_compiled(
 
 
 def test_s3_a_process_that_is_out_of_memory_is_a_refusal() -> None:
-    small = GrammarCompiler(tokenizer_with(), VOCAB, memory_bytes=400 * 2**20, timeout_s=30)
+    small = GrammarCompiler(tokenizer_with(), VOCAB, memory_bytes=280 * 2**20, timeout_s=60)
     try:
         assert takes(small.json(STRING), '"a"')
         schema = {"type": "string", "allOf": [{"pattern": f"a{n}"} for n in range(27)]}

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -19,8 +20,8 @@ from model.errors import InputError
 from model.text.grammar.calls import TextForm
 from model.text.tokenizer import TextTokenizer
 
-TIMEOUT_S = 2.0
-"""For one schema; real ones take a few milliseconds."""
+TIMEOUT_S = 10.0
+"""For one schema, however busy the machine is; the process itself has less time of its own."""
 START_TIMEOUT_S = 60.0
 MEMORY_BYTES = 3 * 1024**3
 """Address space of the process, most of which is never touched."""
@@ -163,12 +164,17 @@ class GrammarCompiler:
         try:
             answer = json.loads(self._exchange(line, self._timeout_s))
         except (TimeoutError, EOFError, OSError) as error:
+            is_slow = isinstance(error, TimeoutError) or self._ended_by() == -signal.SIGXCPU
+            wanting = "time" if is_slow else "memory"
             self.close()
-            wanting = "time" if isinstance(error, TimeoutError) else "memory"
             told = f"{where} cannot be enforced: its compilation takes too much {wanting}"
             return _Result(len(line) + len(told), error=(told, where, "invalid_schema"))
         grammar, told = answer.get("grammar", ""), answer.get("error")
         return _Result(len(line) + len(grammar), grammar, None if told is None else tuple(told))
+
+    def _ended_by(self) -> int | None:
+        """The exit status of the process, which has closed its end."""
+        return None if self._process is None else self._process.wait(START_TIMEOUT_S)
 
     def _exchange(self, line: bytes, timeout_s: float) -> bytes:
         """Send ``line`` and wait for the answer's.
