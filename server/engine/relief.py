@@ -42,8 +42,9 @@ class Relief:
             store.budget_bytes = max(LEAST_BUDGET, kept)
             store.enforce()
             mx.clear_cache()
-        else:
+        elif store.budget_bytes < self._whole:
             store.budget_bytes = min(self._whole, store.budget_bytes + self._whole // _REGAINED)
+            store.enforce()  # what may rest beyond a budget ends with it
 
     def rest(self) -> None:
         """Nothing is left to do: what MLX keeps for the next arrays goes back to the system."""

@@ -88,3 +88,10 @@ def test_m4_at_rest_the_pool_of_freed_buffers_is_empty(machine: Machine) -> None
     del pool
     machine.relief.rest()
     assert mx.get_cache_memory() == 0
+
+
+def test_what_may_rest_beyond_the_budget_stays_while_memory_is_not_short(machine: Machine) -> None:
+    machine.store._may_rest_bytes = 2 * BUDGET  # as after a conversation larger than the budget
+    machine.pass_time()
+    assert machine.store.limit_bytes == 2 * BUDGET
+    machine.store.check()
