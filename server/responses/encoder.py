@@ -11,7 +11,8 @@ from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArgum
 from server.errors import UnavailableError, error_body
 from server.events import Event, Finished, Planned, Progress, TokenLogprob
 from server.http.stream import COMMENT, Frame
-from server.responses.output_items import Call, ItemStatus, Message, OutputItem, Place, Thought, call_of
+from server.responses.output_calls import Call, call_of
+from server.responses.output_items import ItemStatus, Message, OutputItem, Place, Thought
 from server.responses.schema.replies import EventBody, ItemBody, ResponseBody, ResponseUsage, Status
 from server.responses.toolbox import Toolbox
 from server.turn.reply import Replies

@@ -23,7 +23,7 @@ def given_back(
     reasoning, text = request.reasoning, request.text
     wanted = None if text is None else text.format
     verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
-    summary = None if reasoning is None else reasoning.summary or reasoning.generate_summary
+    summary = None if reasoning is None else reasoning.told_summary
     return {
         "id": response_id,
         "object": "response",

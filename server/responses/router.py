@@ -145,8 +145,6 @@ def _shape(
     gateway: Gateway,
     shelf: Shelf,
 ) -> ReplyShape:
-    reasoning = request.reasoning
-    summary = None if reasoning is None else reasoning.summary or reasoning.generate_summary
     seal = partial(shelf.seal.close, tenant=arrival.tenant)
     logprobs = partial(logprob_bodies, token_bytes=gateway.served.tokens.token_bytes)
     return ReplyShape(
@@ -158,7 +156,7 @@ def _shape(
             sampling=turn.generation.sampling,
         ),
         toolbox=decoded.toolbox,
-        as_summary=summary not in (None, "none"),
+        as_summary=request.reasoning is not None and request.reasoning.told_summary is not None,
         seal=seal if ENCRYPTED in (request.include or ()) else None,
         logprobs=None if top_logprobs_of(request) is None else logprobs,
     )

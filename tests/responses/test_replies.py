@@ -91,7 +91,7 @@ def test_a_text_is_a_message(server: Live) -> None:
     ]
 
 
-@pytest.mark.parametrize("summary", [None, "auto", "detailed"])
+@pytest.mark.parametrize("summary", [None, "auto", "detailed", "none"])
 def test_a_thought_is_told_as_it_is_unless_a_summary_is_wanted_and_kept_as_it_is(
     server: Live, summary: str | None
 ) -> None:
@@ -100,6 +100,8 @@ def test_a_thought_is_told_as_it_is_unless_a_summary_is_wanted_and_kept_as_it_is
     thought = whole["output"][0]
     assert thought["type"] == "reasoning"
     assert thought["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    summary = None if summary == "none" else summary
+    assert whole["reasoning"]["summary"] == summary
     told = [{"type": "summary_text", "text": "Let me see."}] if summary else []
     assert thought["summary"] == told
     assert "encrypted_content" not in thought

@@ -62,6 +62,12 @@ class Reasoning(Schema):
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: Literal["standard"] | None = None
 
+    @property
+    def told_summary(self) -> str | None:
+        """The summary that is wanted; None for none."""
+        summary = self.summary or self.generate_summary
+        return None if summary == "none" else summary
+
 
 class StreamOptions(Schema):
     """What a stream carries besides the reply. There is no obfuscation to include."""
