@@ -25,12 +25,12 @@ from server.engine.assembly import EngineOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
 from server.http.keys import Keys
-from server.http.tracing import Tracing
 from server.lifetime import serve_http
 from server.listen import is_loopback, url_of
 from server.loading import loading, settle_bars
 from server.settings import Settings
 from server.signals import SignalWatch
+from server.telemetry.tracing import Tracing
 from server.turn.sampling import read_defaults
 from server.turn.served import Served
 

@@ -36,7 +36,7 @@ def serve(settings: Settings) -> None:
         prepare()
         # Only now may MLX be imported, and these modules are what does it.
         from server.launch import launch
-        from server.log import set_up
+        from server.telemetry.log import set_up
 
         set_up(settings.log_level, settings.log_format)
         launch(settings, listener, watch)

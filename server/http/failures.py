@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Match
 from model.errors import InputError, shortened
 from server.errors import HttpError, NotFoundError, error_body, error_headers, error_status
 from server.http.dialect import Dialect
-from server.log import safe
+from server.telemetry.log import safe
 
 log = logging.getLogger("crossturn.errors")
 

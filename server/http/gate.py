@@ -16,7 +16,7 @@ from model.errors import CrossturnError, InputError
 from server.errors import ForbiddenError, HeadTooLargeError
 from server.http.failures import Failures
 from server.http.gateway import Gateway
-from server.log import current_request
+from server.telemetry.log import current_request
 
 log = logging.getLogger("crossturn.gate")
 

@@ -20,12 +20,12 @@ from server.events import Failed
 from server.http.answer import Answer, ReplyEncoder
 from server.http.arrivals import Arrivals
 from server.http.keys import Keys
-from server.http.metrics import Metrics
 from server.http.run import Courier, Run
-from server.http.timeline import Timeline
-from server.http.tracing import Tracing
-from server.record import RequestRecord
 from server.settings import Settings
+from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
+from server.telemetry.timeline import Timeline
+from server.telemetry.tracing import Tracing
 from server.turn.ahead import is_worth_it, warm_request
 from server.turn.compose import ComposedTurn, with_grammar
 from server.turn.reply import Reply

@@ -15,7 +15,7 @@ from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBea
 from server.errors import AuthenticationError, BodyTooLargeError, ForbiddenError, MediaTypeError
 from server.http.arrivals import Arriving
 from server.http.gateway import Gateway
-from server.log import current_request
+from server.telemetry.log import current_request
 
 _DISCARD_FACTOR = 4
 """A body up to so many times the limit is read to its end before it is refused: a client that is still

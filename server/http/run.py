@@ -16,7 +16,7 @@ from server.client import EngineClient
 from server.errors import EngineFaultError, RateLimitError, UnavailableError
 from server.events import Emit, Event, Failed, Finished, GenerationRequest, Progress
 from server.http.watch import Watch
-from server.record import RequestRecord
+from server.telemetry.record import RequestRecord
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.http.gateway import Gateway
 from server.http.intake import authorise_figures
-from server.http.metrics import figures_of
 from server.http.openapi import errors
+from server.telemetry.metrics import figures_of
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -16,7 +16,6 @@ from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
 from server.http.openapi import errors, takes
 from server.http.schema import parse
-from server.http.timeline import PastTurn, explain
 from server.native.slots_schema import (
     DivergenceBody,
     EntryBody,
@@ -28,6 +27,7 @@ from server.native.slots_schema import (
     SlotTimeline,
     TurnBody,
 )
+from server.telemetry.timeline import PastTurn, explain
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -9,8 +9,8 @@ from typing_extensions import TypedDict
 
 from server.http.gateway import Gateway
 from server.http.intake import authorise_figures
-from server.http.metrics import figures_of
 from server.http.openapi import errors
+from server.telemetry.metrics import figures_of
 
 
 class StatsBody(TypedDict):

@@ -20,11 +20,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from cache.shelf import Counters
 from server.client import EngineStats
 from server.events import Failed
-from server.http.metrics import Metrics, StoreFigures
-from server.http.tracing import Tracing
-from server.log import JsonFormatter, LineFormatter, current_request, safe
-from server.record import RequestRecord
 from server.settings import Settings
+from server.telemetry.log import JsonFormatter, LineFormatter, current_request, safe
+from server.telemetry.metrics import Metrics, StoreFigures
+from server.telemetry.record import RequestRecord
+from server.telemetry.tracing import Tracing
 from tests.fakes.fake_engine import FakeEngine, planned, replies, says
 from tests.fakes.live_server import ASK, Live, error_of, live
 

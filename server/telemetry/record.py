@@ -9,7 +9,7 @@ from typing import Any
 
 from cache.planner import SlotKey
 from server.events import Event, Failed, Finished, Planned, PlanReport, Progress
-from server.log import safe
+from server.telemetry.log import safe
 
 requests_log = logging.getLogger("crossturn.requests")
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from cache.shelf import Counters
 from cache.store import Store
 from server.client import EngineStats
-from server.record import RequestRecord
+from server.telemetry.record import RequestRecord
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)

@@ -11,7 +11,7 @@ from cachetools import LRUCache
 
 from cache.planner import SlotKey
 from server.events import Divergence, PlanReport
-from server.record import RequestRecord
+from server.telemetry.record import RequestRecord
 
 _MAX_SLOTS, _MAX_TURNS = 512, 50
 _LONGEST_TEXT = 60

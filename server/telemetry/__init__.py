@@ -1,0 +1,1 @@
+"""What an operator, and a conversation's owner, is told of what happens: log, records, metrics, traces."""
