@@ -51,16 +51,23 @@ Shape = Generator[Turn, Answer, None]
 class Writer:
     """Makes text that no other shape has: words of a seeded stream."""
 
-    def __init__(self, seed: str, n_words: int) -> None:
+    def __init__(self, seed: str, n_words: int, n_system_words: int | None = None) -> None:
         self._random = random.Random(seed)
         self._n_words = n_words
+        self._n_system_words = n_system_words or n_words
 
     def text(self, share: float = 1.0) -> str:
-        words = (self._random.choice(_WORDS) for _ in range(max(4, int(self._n_words * share))))
-        return " ".join(words).capitalize() + "."
+        return self._text(int(self._n_words * share))
+
+    def system_text(self) -> str:
+        return self._text(self._n_system_words)
 
     def system(self) -> Message:
-        return {"role": "system", "content": self.text()}
+        return {"role": "system", "content": self.system_text()}
+
+    def _text(self, n_words: int) -> str:
+        words = (self._random.choice(_WORDS) for _ in range(max(4, n_words)))
+        return " ".join(words).capitalize() + "."
 
     def user(self, share: float = 1.0) -> Message:
         return {"role": "user", "content": self.text(share)}
@@ -197,7 +204,7 @@ def exact_repeat(write: Writer, n_turns: int) -> Shape:
 
 def clock(write: Writer, n_turns: int) -> Shape:
     """The system prompt ends in the time of day."""
-    system = write.text()
+    system = write.system_text()
     messages: list[Message] = []
     for minute in range(n_turns):
         messages.append(write.user())

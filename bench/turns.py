@@ -187,10 +187,12 @@ def _add_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
         call["function"][name] += (part.get("function") or {}).get(name) or ""
 
 
-def run_shape(name: str, server: Server, seen: Seen, n_words: int, n_turns: int) -> Tally:
+def run_shape(
+    name: str, server: Server, seen: Seen, n_words: int, n_turns: int, n_system_words: int | None = None
+) -> Tally:
     """Drive one shape to its end."""
     tally = Tally()
-    shape = SHAPES[name](Writer(f"{name} {n_words}", n_words), n_turns)
+    shape = SHAPES[name](Writer(f"{name} {n_words}", n_words, n_system_words), n_turns)
     cold_s: float | None = None
     n_before = server.n_read()
     turn = next(shape)
@@ -259,6 +261,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the model that is served")
     parser.add_argument("--model", help="model name to send; default: the first that the server lists")
     parser.add_argument("--words", type=int, default=600, help="words a message")
+    parser.add_argument("--system-words", type=int, help="words a system prompt; default: as any message")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument(
@@ -276,7 +279,7 @@ def main() -> None:
         )
         seen = Seen(ChatFormat(tokenizer), tokenizer)
         for shape in arguments.shape or SHAPES:
-            tally = run_shape(shape, server, seen, arguments.words, arguments.turns)
+            tally = run_shape(shape, server, seen, arguments.words, arguments.turns, arguments.system_words)
             results.setdefault(name, {})[shape] = tally
             if arguments.results is not None:
                 write_results(arguments.results, results)

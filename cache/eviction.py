@@ -120,6 +120,8 @@ def _assess_end(slot: Slot, entry: Entry, ledger: Ledger, habits: Habits) -> Ass
     n_rows_bytes = max(0, entry.n_own_bytes - newest.n_bytes)
     n_freed = n_rows_bytes * (len(entry) - newest.length) // len(entry) + ledger.freed_by(newest)
     goes_on = 1.0 - sum(_returns_between(entry, np.array([0, len(entry)]), habits))
+    if len(entry) in entry.next_points:
+        goes_on += habits.next_rate / len(entry.next_points)
     work = min(len(entry) - newest.length, slot.rebuild_work(entry)) * max(goes_on, _LEAST_GOING_ON)
     return Assessment(entry, None, work / max(n_freed, 1), cut_at=newest.length)
 

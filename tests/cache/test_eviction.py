@@ -147,7 +147,7 @@ def test_a_conversation_that_is_too_large_keeps_the_longest_beginning_that_fits(
 
 
 def test_a_conversation_that_can_be_cut_is_not_dropped_whole() -> None:
-    store = make_store(budget_bytes=4 * ENTRY_1000)
+    store = make_store(budget_bytes=4 * ENTRY_1000, geometry=HEAVY)
     keep(store, SLOT, 0, 3000, (300,))
     keep(store, OTHER, 10_000, 2000)
     assert sorted(info.n_tokens for info in store.slots()) == [300, 2000]
@@ -204,3 +204,21 @@ def test_of_two_branches_the_one_that_is_cheaper_to_rebuild_goes() -> None:
     keep(store, SLOT, 50_000, 1000)
     (info,) = store.slots()
     assert sorted(e.n_tokens for e in info.entries) == [1000, 1900]
+
+
+def test_a_branch_that_is_cut_back_to_the_trunk_is_not_held_twice() -> None:
+    store = make_store()
+    trunk = np.arange(1000, dtype=np.uint32)
+    keep(store, SLOT, 0, 1400, (500, 1000))
+    ids = np.concatenate([trunk, np.arange(20_000, 20_300, dtype=np.uint32)])
+    running = store.take(store.plan(SLOT, ids, PromptShape(shared_points=(len(ids),))))
+    state = running.state
+    assert isinstance(state, FakeState)
+    state.feed(ids[len(running) :].tolist())
+    running.ids.extend(ids[len(running) :])
+    store.save(running)
+    (branch,) = (entry for entry in store._shelf.entries() if len(entry) == 1300)
+    store._shelf._shrink(branch, 500)
+    store.check()
+    (info,) = store.slots()
+    assert [entry.n_tokens for entry in info.entries] == [1400]

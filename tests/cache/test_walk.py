@@ -7,20 +7,29 @@ its ids gives, the bytes counted are the bytes held, the budget holds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache import selection
 from cache.boundaries import PromptShape
 from cache.disk.tier import DiskTier
-from cache.entry import RunningEntry
-from cache.planner import SlotKey, TokenIds
+from cache.entry import Conversation, Entry, RunningEntry
+from cache.planner import (
+    PrefixRestorePlan,
+    ReplayFromCheckpoint,
+    SlotKey,
+    TokenIds,
+    longest_common_token_prefix,
+)
 from cache.ring import RingLimits
-from cache.selection import Choice
+from cache.selection import Candidate, Choice
+from cache.slots import Ledger
 from cache.store import Store
 from tests.fakes.cache_kit import UNIT, FakeClock, make_store
 from tests.fakes.fake_state import FakeCheckpoint, FakeState, chain
@@ -72,16 +81,21 @@ def begin(world: World) -> None:
         shared_points=(len(prompt) - world.below(3),),
         last_user_start=starts[-1],
         system_end=MESSAGE if len(starts) > 1 else 0,
+        questions=starts[1::2],
     )
     tenant, key = TENANTS[world.below(3)], KEYS[world.below(3)]
     slot = SlotKey.for_session(tenant, key)
     ids = np.array(prompt, dtype=np.uint32)
     world.store.recall(slot, ids)
-    choice = world.store.plan(slot, ids, shape if world.below(4) else None)
+    is_guess = world.below(5) == 0
+    choice = world.store.plan(slot, ids, shape if world.below(4) else None, is_guess=is_guess)
     assert choice.plan.suffix_len >= 1
+    if not choice.is_affordable:
+        return
     if choice.source is not None and choice.plan.reusable_len > 0:
         assert choice.source.slot.tenant == tenant
-        assert choice.source.slot == slot or choice.plan.reusable_len <= shape.system_end
+        allowed = len(ids) if choice.origin == "kindred" else shape.system_end
+        assert choice.source.slot == slot or choice.plan.reusable_len <= allowed
     running = world.store.take(choice)
     assert np.array_equal(running.ids.view, ids[: choice.plan.reusable_len])
     world.histories.append(tuple(prompt))
@@ -167,6 +181,18 @@ def write_behind(world: World) -> None:
         world.store.disk.step()
 
 
+def make_room(world: World) -> None:
+    """The system needs some of what rests, or wants the budget to be another one for a while."""
+    if world.below(2):
+        world.store.make_room(1 + world.below(2000))
+    else:
+        n_bytes = world.store.budget_bytes
+        world.store.budget_bytes = n_bytes // (1 + world.below(3))
+        world.store.enforce()
+        check(world.store)
+        world.store.budget_bytes = n_bytes
+
+
 def wait(world: World) -> None:
     world.clock.now_s += 10.0 * world.below(10)
 
@@ -191,6 +217,7 @@ STEPS = (
     wait,
     write_behind,
     write_behind,
+    make_room,
 )
 
 
@@ -199,7 +226,12 @@ def walk(below: Callable[[int], int], budget_bytes: int, n_steps: int, disk: Dis
     clock = FakeClock()
     limits = RingLimits(max_bytes=(None, 250, 600)[below(3)])
     store = make_store(
-        budget_bytes=budget_bytes, ring_limits=limits, clock=clock, max_entries_per_slot=4, disk=disk
+        budget_bytes=budget_bytes,
+        ring_limits=limits,
+        share_histories=below(2) == 1,
+        clock=clock,
+        max_entries_per_slot=4,
+        disk=disk,
     )
     world = World(store, clock, below)
     for _ in range(n_steps):
@@ -211,8 +243,21 @@ def walk(below: Callable[[int], int], budget_bytes: int, n_steps: int, disk: Dis
     return world
 
 
+def walks() -> list[World]:
+    """Several walks, with little memory and more."""
+    return [
+        walk(random.Random(seed).randrange, budget_bytes, n_steps=1000)
+        for seed in range(2)
+        for budget_bytes in (1500, 4000)
+    ]
+
+
 def check(store: Store) -> None:
     store.check()
+    for slot in store._shelf.slots:
+        for entry, other in permutations(slot, 2):
+            shared = longest_common_token_prefix(entry.ids.view, other.ids.view)
+            assert entry.shared_with[other.number] == shared < len(entry), "a slot knows its entries wrongly"
     for conversation in store._conversations():
         ids = conversation.ids.view.tolist()
         for checkpoint in conversation.ring.checkpoints:
@@ -245,6 +290,47 @@ def test_a_restore_that_forgets_the_recurrent_state_is_noticed(monkeypatch: pyte
     monkeypatch.setattr(FakeState, "restore", restore)
     with pytest.raises(AssertionError, match="fresh run"):
         walk(random.Random(0).randrange, 10**9, n_steps=500)
+
+
+def test_in_a_long_walk_conversations_are_cut_dropped_copied_and_guessed() -> None:
+    """Otherwise the walks would prove nothing of these paths."""
+    counters = [world.store.counters for world in walks()]
+    for name in ("n_cut_entries", "n_evicted_entries", "n_forks", "n_hits"):
+        assert sum(getattr(c, name) for c in counters) > 10, name
+
+
+def test_a_cut_that_keeps_the_recurrent_state_of_the_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shrink(entry: Entry, length: int) -> None:
+        state = entry.state
+        assert isinstance(state, FakeState)
+        state.truncate(length)
+        state.position = length
+        entry.forget_after(length)
+        entry.ring.remove(length)
+
+    monkeypatch.setattr(Entry, "shrink", shrink)
+    with pytest.raises(AssertionError, match="fresh run"):
+        walks()
+
+
+def test_bytes_that_a_cut_frees_and_nobody_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "add", lambda *_: None)
+    with pytest.raises((AssertionError, KeyError)):
+        walk(random.Random(0).randrange, 1500, n_steps=500)
+
+
+def test_a_kindred_conversation_that_is_believed_past_its_first_difference_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def candidates(conversations: Iterable[Conversation], *_: object) -> Iterator[Candidate]:
+        for c in conversations:
+            for n in c.ring.lengths[-1:]:
+                plan = PrefixRestorePlan(ReplayFromCheckpoint(n), n, n, n, 1, len(c))
+                yield Candidate(c, plan, "kindred")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(selection, "kindred_candidates", candidates)
+    with pytest.raises(AssertionError):
+        walks()
 
 
 def test_a_fork_that_shares_rows_with_its_source_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cache.planner import longest_common_token_prefix
-from cache.ring import RingLimits
 from model.text.chat import RenderedPrompt
 from server.engine.loop import EngineLoop
 from tests.fakes.driver import Driver, Outcome, chat_prompt
@@ -89,11 +88,6 @@ SHAPES = [
 ]
 
 
-ROOM = RingLimits()
-"""On a model this small, a recurrent state weighs as much as a hundred tokens' KV rows: without room for
-more than a quarter of the state, next to no checkpoint would be kept."""
-
-
 def warm_tokens(driver: Driver, shape: Shape) -> tuple[int, int]:
     """Tokens read and tokens new over a shape's requests; each session's first, cold one left out.
 
@@ -117,12 +111,12 @@ def warm_tokens(driver: Driver, shape: Shape) -> tuple[int, int]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_little_is_read_twice_in_every_shape(make_loop: MakeLoop, shape: Callable[[], Shape]) -> None:
-    n_read, n_new = warm_tokens(Driver(make_loop(ring=ROOM, stop_ids=frozenset())), shape())
+    n_read, n_new = warm_tokens(Driver(make_loop(stop_ids=frozenset())), shape())
     assert n_read <= 1.10 * n_new + 2  # + 2: a prompt's last tokens are fed again when it is repeated
 
 
 def test_next_to_nothing_is_read_twice_over_all_shapes(make_loop: MakeLoop) -> None:
-    totals = [warm_tokens(Driver(make_loop(ring=ROOM, stop_ids=frozenset())), shape()) for shape in SHAPES]
+    totals = [warm_tokens(Driver(make_loop(stop_ids=frozenset())), shape()) for shape in SHAPES]
     assert sum(read for read, _ in totals) <= 1.03 * sum(new for _, new in totals)
 
 
