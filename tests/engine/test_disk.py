@@ -83,6 +83,7 @@ class RestartedWalk(Walk):
         self.done["prompts that reused something"] += counters.n_hits
         self.done["states copied"] += counters.n_forks
         self.done["conversations evicted"] += counters.n_evicted_entries
+        self.done["conversations cut"] += counters.n_cut_entries
         self.done["checkpoints evicted"] += counters.n_evicted_checkpoints
 
 
@@ -143,6 +144,7 @@ def test_random_operations_with_restarts_and_evictions_reply_as_fresh_processes_
         "conversations evicted",
         "guesses that came true",
         "guesses taken back",
+        "conversations cut",
     ):
         assert done[name] > 0, name
 
@@ -174,3 +176,40 @@ def test_a_conversation_is_not_read_again_after_a_restart(make_loop: MakeLoop, t
     assert outcome.report.reused_tokens == len(prompt) + len(reply)
     assert outcome.token_ids[0] == Driver(make_loop()).ask([*prompt, *reply, 7, 8]).token_ids[0]
     second.loop.store.disk.close()
+
+
+def cut_and_go_on(make_loop: MakeLoop) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """A conversation that was cut for want of memory is asked for again: tokens reused, its reply, and that
+    of a fresh process."""
+    chance = random.Random(1)
+    prompt = [chance.randrange(6, 50) for _ in range(1500)]
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    driver.ask(prompt)
+    store = driver.loop.store
+    (entry,) = store._shelf.entries()
+    n_before = store.n_bytes
+    store._shelf._shrink(entry, entry.ring.lengths[1])
+    store.check()
+    assert store.n_bytes < n_before
+    outcome = driver.ask(prompt, max_tokens=24)
+    cold = Driver(make_loop(stop_ids=frozenset())).ask(prompt, max_tokens=24)
+    return outcome.report.reused_tokens, outcome.token_ids[0], cold.token_ids[0]
+
+
+def test_a_conversation_that_was_cut_goes_on_as_in_a_fresh_process(make_loop: MakeLoop) -> None:
+    n_reused, warm, cold = cut_and_go_on(make_loop)
+    assert 0 < n_reused < 1400
+    assert warm == cold
+
+
+def test_a_cut_that_loses_what_lies_before_it_is_noticed(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: the recurrent states are given back along with the rows."""
+
+    def shrink(state: State) -> None:
+        state.recurrent = [Recurrent(a.window * 0, a.matrix * 0) for a in state.recurrent]
+
+    monkeypatch.setattr(State, "shrink", shrink)
+    _, warm, cold = cut_and_go_on(make_loop)
+    assert warm != cold
