@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from model.checkpoint.config import ModelConfig
-from model.kv import KvLayout, KvRows
+from model.kv import KvLayout, KvRows, capacity_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,9 @@ class State:
     def shrink(self) -> None:
         """Give back the memory of rows that were cut, a layer at a time."""
         for i, rows in enumerate(self.kv):
-            self.kv[i] = rows.copy(rows.length)
-            mx.eval(*self.kv[i].arrays)
+            if capacity_for(rows.length) < rows.capacity:
+                self.kv[i] = rows.copy(rows.length)
+                mx.eval(*self.kv[i].arrays)
 
     def snapshot(self) -> Checkpoint:
         """The recurrent states here. Arrays are values, so this copies nothing."""
