@@ -47,7 +47,9 @@ def router(gateway: Gateway) -> APIRouter:
     """The endpoints of conversations that travel. A tenant moves its own slots only."""
     routes = APIRouter(tags=["slots"], responses=errors(401))
     _add_leaving(routes, gateway)
-    _add_coming(routes, gateway, Waiting(gateway.served.info.budget_bytes))
+    waiting = Waiting(gateway.served.info.budget_bytes)
+    gateway.on_close.append(waiting.close)
+    _add_coming(routes, gateway, waiting)
     return routes
 
 
@@ -60,7 +62,7 @@ class Waiting:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="crossturn-", ignore_cleanup_errors=True)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._max_bytes = max_bytes
         self._sizes: dict[tuple[str | None, str], int] = {}
 
@@ -74,6 +76,8 @@ class Waiting:
 
     def keep(self, tenant: str | None, name: str, content: bytes) -> None:
         """Let ``content`` wait."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="crossturn-", ignore_cleanup_errors=True)
         self._path(tenant, name).write_bytes(content)
         self._sizes[tenant, name] = len(content)
         while sum(self._sizes.values()) > self._max_bytes:
@@ -84,7 +88,13 @@ class Waiting:
         if self._sizes.pop((tenant, name), None) is not None:
             self._path(tenant, name).unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """Forget everything."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
     def _path(self, tenant: str | None, name: str) -> Path:
+        assert self._folder is not None
         owner = hashlib.blake2b(repr(tenant).encode(), digest_size=16).hexdigest()
         return Path(self._folder.name) / f"{owner}.{name}"
 

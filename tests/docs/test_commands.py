@@ -29,6 +29,8 @@ ELSEWHERE = {
     "python3",
     "export",
     "caffeinate",
+    "eval",
+    "printf",
 }
 """Programs of others; what they do is not ours to try."""
 
@@ -77,7 +79,10 @@ def test_every_program_in_the_pages_is_known() -> None:
     unknown = [
         (page, line)
         for page, line in COMMANDS
-        if (words := words_of(line)) and words[0] not in known and not (ROOT / words[0]).is_file()
+        if not re.match(r"\w+=\$\(", line)
+        and (words := words_of(line))
+        and words[0] not in known
+        and not (ROOT / words[0]).is_file()
     ]
     assert unknown == []
 

@@ -56,7 +56,11 @@ class Stage:
         for choice in whole["choices"]:
             assert join(chunks, choice["index"]) == comparable(choice)
         assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-        assert chunks[-1]["usage"]["completion_tokens_details"] == whole["usage"]["completion_tokens_details"]
+        # How many of the tokens were guessed depends on how long the machine took to compute them.
+        thought = [
+            body["usage"]["completion_tokens_details"]["reasoning_tokens"] for body in (chunks[-1], whole)
+        ]
+        assert thought[0] == thought[1]
         choice = whole["choices"][0]
         return {**comparable(choice), "usage": whole["usage"]}
 

@@ -86,13 +86,28 @@ def test_the_command_explains_the_slot_that_was_used_last(
     assert "Monday" in said
 
 
+def reported(mode: Any, *, n_shared: int, n_reused: int, parted: Divergence) -> PlanReport:
+    """A plan for a prompt of 100 tokens."""
+    return PlanReport(
+        slot="0",
+        mode=mode,
+        prompt_tokens=100,
+        shared_tokens=n_shared,
+        reused_tokens=n_reused,
+        prefilled_tokens=100 - n_reused,
+        checkpoint=n_reused or None,
+        reason="reason",
+        divergence=parted,
+    )
+
+
 @pytest.mark.parametrize(
     ("role", "advice"),
     [("system", "last user message"), ("assistant", "reasoning_content"), ("user", "")],
 )
 def test_the_advice_fits_who_wrote_the_message(role: str, advice: str) -> None:
     parted = Divergence(message=2, role=role, is_last=False, kept="a  b", sent="c" * 100)
-    report = PlanReport("0", "ReplayFromCheckpoint", 100, 60, 50, 50, 50, "reason", parted)
+    report = reported("ReplayFromCheckpoint", n_shared=60, n_reused=50, parted=parted)
     said = explain(report)
     assert "“a b” was remembered" in said
     assert f"“{'c' * 60}…” was sent" in said
@@ -102,5 +117,5 @@ def test_the_advice_fits_who_wrote_the_message(role: str, advice: str) -> None:
 
 def test_a_change_without_a_checkpoint_before_it_says_that_all_was_read() -> None:
     parted = Divergence(message=0, role="system", is_last=False, kept="a", sent="b")
-    report = PlanReport("0", "FullRefill", 100, 5, 0, 100, None, "reason", parted)
+    report = reported("FullRefill", n_shared=5, n_reused=0, parted=parted)
     assert "No checkpoint lies before that point, so all 100 tokens were read." in explain(report)
