@@ -3,7 +3,8 @@
 A position p names the state after the first p ids. In order of worth: the points every next render
 of the conversation shares, the start of the last user message, the end of system and tools, the
 point where the prompt parted from its entry (so that the same change costs nothing the second
-time: clocks and nonces), then message starts and marks inside long messages.
+time: clocks and nonces), the start of the last message (where another user's message stands in the next
+prompt when the reply is lost), then message starts and marks inside long messages.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class PromptShape:
     def keep(self) -> frozenset[int]:
         """Positions that the next turn most likely goes back to: a ring must not thin them."""
         last_user = () if self.last_user_start is None else (self.last_user_start,)
-        return frozenset(p for p in (*self.shared_points, *last_user, self.system_end) if p > 0)
+        points = (*self.shared_points, *last_user, self.system_end, *self.message_starts[-1:])
+        return frozenset(p for p in points if p > 0)
 
 
 def choose_captures(
@@ -69,6 +71,8 @@ def choose_captures(
     shared = tuple(end - 1 if p == end else p for p in shape.shared_points)
     worthiest = (*shared, *last_user, shape.system_end, *parted)
     first_rank = _apart([p for p in worthiest if start < p < end])
+    # However close to a shared point: what comes in the place of a lost reply parts before that.
+    first_rank += [p for p in shape.message_starts[-1:] if start < p < end and p not in first_rank]
     second_rank = {p for p in shape.message_starts if start < p < end}
     second_rank.update(_marks(shape, start, end))
     kept = first_rank[:max_count]

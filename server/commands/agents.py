@@ -22,7 +22,7 @@ class Place:
         key: an API key, or None.
         model: the name of the model that is served.
         context_length: tokens that a prompt and its reply may have together.
-        session: a name for the conversations of this launch, for agents that name none of their own.
+        session: a name for the conversations of agents that name none of their own.
         folder: where files may be written; it is gone when the agent ends.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -145,6 +145,11 @@ def reused(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     )
 
 
+def session_of(folder: Path) -> str:
+    """A name for the conversations of agents that name none: they are gone on with from the same folder."""
+    return f"launch-{hashlib.blake2b(bytes(folder), digest_size=8).hexdigest()}"
+
+
 def _place(api: Api, key: str | None, folder: Path) -> Place:
     model = api.get("/v1/models")["data"][0]
     return Place(
@@ -152,7 +157,7 @@ def _place(api: Api, key: str | None, folder: Path) -> Place:
         key=key,
         model=model["id"],
         context_length=model["context_length"],
-        session=f"launch-{uuid.uuid4().hex}",
+        session=session_of(Path.cwd()),
         folder=folder,
     )
 

@@ -35,6 +35,18 @@ def test_with_little_room_the_order_of_worth_decides() -> None:
     assert captures(parted_at=700, max_count=4) == (700, 1000, 1400, 1500)
 
 
+def test_the_start_of_the_last_message_is_of_the_first_rank_however_close_to_a_shared_point() -> None:
+    """A reply that is lost leaves another user's message in its place, which parts before that point."""
+    header = PromptShape(
+        message_starts=(0, 1000, *range(1010, 1400, 10), 1400, 1498),
+        shared_points=(1500,),
+        last_user_start=1400,
+        system_end=1000,
+    )
+    assert captures(header, max_count=4) == (1000, 1400, 1498, 1500)
+    assert 1498 in header.keep
+
+
 def test_only_positions_of_the_part_to_feed_are_captured() -> None:
     assert min(captures(start=1300)) > 1300
     assert max(captures(end=1450)) < 1450

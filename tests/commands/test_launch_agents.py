@@ -127,12 +127,15 @@ def test_others_are_told_by_files_that_are_gone_afterwards(
     assert server.url in (home / "environment").read_text() + (home / "files" / file).read_text()
 
 
-def test_every_launch_names_a_session_of_its_own(server: Live, home: Path) -> None:
-    sessions = set()
-    for _ in range(2):
+def test_every_folder_has_a_session_of_its_own_that_is_gone_on_with(
+    server: Live, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = []
+    for folder in ("bin", "files", "bin"):
+        monkeypatch.chdir(home / folder)
         main(["launch", "qwen", "--url", server.url])
-        sessions.add((home / "files" / "settings.json").read_text())
-    assert len(sessions) == 2
+        sessions.append((home / "files" / "settings.json").read_text())
+    assert sessions[0] == sessions[2] != sessions[1]
 
 
 @pytest.mark.parametrize("order", ["before", "behind"])
