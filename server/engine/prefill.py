@@ -19,7 +19,7 @@ from server.events import Prefilling
 
 OVERTAKE_FACTOR = 4
 """A prompt overtakes one that has so many times its own tokens left."""
-TOGETHER_TOKENS = 512
+TOGETHER_TOKENS = 128
 """Prompts that have no more left than that are read together: a pass over a few tokens of all takes hardly
 longer than over those of one."""
 
