@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from model.backend import detect
 from model.checkpoint.config import config_from
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.forward import Forward
@@ -20,6 +21,8 @@ from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 from tests.fakes.metal import MAC, metal
 from tests.fakes.primitives import as_on_metal, launches
+
+pytestmark = pytest.mark.skipif(detect().kind == "cuda", reason="functions have other kernels there")
 
 # The layers of the real models, narrow: four to a pattern; heads as many; experts fewer.
 DENSE = replace(
