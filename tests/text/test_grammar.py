@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -13,15 +12,14 @@ import pytest
 
 from model.errors import InputError
 from model.text.grammar.calls import call_grammar
-from model.text.grammar.masks import GrammarTable
 from model.text.grammar.rules import json_schema
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.schemas.fitting import fits
 from server.engine.constraint import Constraint
 from tests.fakes.chatml import tokenizer_with, tool
+from tests.fakes.grammars import VOCAB, controls, table, takes
 from tests.fakes.scripted import ids_of, read, xml_call
 
-VOCAB = 4200  # more rows than tokens, as in padded vocabularies
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 200}},
@@ -39,25 +37,6 @@ READ["function"]["parameters"].update(  # type: ignore[index]
     {"required": ["n", "mode"], "$defs": {"flag": {"type": "boolean"}}}
 )
 TOOLS = [READ, tool("stop")]
-
-
-@cache
-def table() -> GrammarTable:
-    return GrammarTable(tokenizer_with(), VOCAB)
-
-
-def controls() -> tuple[str, ...]:
-    return tuple(tokenizer_with().controls)
-
-
-def takes(grammar: str, text: str) -> bool:
-    """Whether ``text`` may be written from beginning to end under the grammar's masks."""
-    reading = table().start(grammar)
-    for token_id in ids_of(text):
-        if not np.array(reading.mask())[token_id]:
-            return False
-        assert reading.accept(token_id)
-    return reading.is_accepting
 
 
 def wander(grammar: str, seed: int, n_max: int = 400) -> list[int] | None:

@@ -22,8 +22,8 @@ from model.text.schemas.checking import checked_schema
 from model.text.schemas.fitting import fits
 from model.text.schemas.reading import kinds_of
 from tests.fakes.chatml import tokenizer_with, tool
+from tests.fakes.grammars import VOCAB, controls, table, takes
 from tests.fakes.scripted import xml_call
-from tests.text.test_grammar import VOCAB, controls, table, takes
 
 STRING = {"type": "string"}
 
