@@ -33,6 +33,10 @@ _RECENT = 32.0
 """Tried tokens that are remembered of a class: what is older fades."""
 _LEAST_GAIN = 1.02
 """A draft must promise so much more than a plain step."""
+APART_STEPS = 64
+"""Plain steps after a round with drafts before replies stand in common buffers again (``model/batch.py``)."""
+_GUESSED_PARTING = 0.1
+"""How much slower steps are meanwhile, before it is measured."""
 _SMOOTH = 0.2
 _RETRY_AFTER = 64
 """Plain steps of a reply after which a draft that does not seem to pay may be tried all the same; doubled
@@ -109,6 +113,10 @@ class Costs:
             self._seconds[key] = seconds
         else:
             self._seconds[key] += _SMOOTH * (min(seconds, 2 * known) - known)
+
+    def seconds(self, n_replies: int, n_tokens: int) -> float | None:
+        """What such a round takes; None where none was measured."""
+        return self._seconds.get((n_replies, n_tokens))
 
     def ratio(self, n_replies: int, n_tokens: int) -> float:
         """What a round of ``n_tokens`` costs beside a plain step, measured or estimated from its
@@ -206,6 +214,8 @@ class MeasuredDepth:
 
     def __init__(self) -> None:
         self._costs = Costs()
+        self._apart = Costs()  # of plain steps soon after a round with drafts, while replies stand apart
+        self._n_plain = APART_STEPS
 
     def may_pay(self, n_replies: int, speculations: Sequence[Speculation]) -> bool:
         return any(s.drafter.n_matched for s in speculations) and self.choose(n_replies, speculations) > 1
@@ -219,12 +229,27 @@ class MeasuredDepth:
             return n_tokens / (n_replies * self._costs.ratio(n_replies, size))
 
         best = max(SIZES, key=gain)
-        if gain(best) >= _LEAST_GAIN:
+        n_saved = (gain(best) - 1.0) * self._costs.ratio(n_replies, best)  # plain steps
+        if gain(best) >= _LEAST_GAIN and n_saved > self._parting_cost(n_replies):
             return best
+        if n_replies > 1:
+            return 1  # to try would cost the others too
         return 2 if any(s.may_retry for s in speculations) else 1
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
-        self._costs.note(n_replies, n_tokens, seconds)
+        is_plain = n_tokens == 1
+        self._n_plain = self._n_plain + 1 if is_plain else 0
+        is_apart = is_plain and n_replies > 1 and self._n_plain < APART_STEPS
+        (self._apart if is_apart else self._costs).note(n_replies, n_tokens, seconds)
+
+    def _parting_cost(self, n_replies: int) -> float:
+        """What it costs, in plain steps, that replies which stood together stand apart after a round with
+        drafts: so long each is attended to on its own."""
+        if n_replies == 1:
+            return 0.0
+        together, apart = (costs.seconds(n_replies, 1) for costs in (self._costs, self._apart))
+        slower = apart / together - 1.0 if together and apart else _GUESSED_PARTING
+        return min(self._n_plain, APART_STEPS) * max(slower, 0.0)
 
 
 def _expected(rate: float, size: int) -> float:

@@ -335,6 +335,27 @@ def test_a_reply_alone_does_not_slow_down_those_beside_it() -> None:
     assert depth.choose(16, [speculation(32) for _ in range(16)]) > 1
 
 
+def test_replies_that_stand_together_part_for_nothing_less_than_what_that_costs() -> None:
+    depth = MeasuredDepth()
+
+    def steps(n: int, seconds: float) -> None:
+        for _ in range(n):
+            depth.note(4, 1, seconds)
+
+    sure, unsure = [speculation(32) for _ in range(4)], [speculation(8) for _ in range(4)]
+    steps(100, 1.0)
+    depth.note(4, 4, 1.3)
+    assert depth.choose(4, unsure) > 1, "they stand apart already"
+    steps(63, 1.2)
+    steps(60, 1.0)
+    assert depth.choose(4, unsure) == 1, "a few tokens do not make up for sixty slower steps"
+    assert depth.choose(4, sure) > 1
+    depth.note(4, 32, 3.0)
+    assert depth.choose(4, unsure) > 1
+    steps(200, 1.0)
+    assert depth.choose(4, unsure) > 1, "where steps are no slower apart, nothing is lost"
+
+
 def test_what_is_not_measured_is_estimated_from_what_is() -> None:
     costs = Costs()
     costs.note(1, 1, 1.0)
