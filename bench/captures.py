@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--messages", type=int, default=20)
     parser.add_argument(
-        "--captures", type=int, default=125, help="states to keep; by default one for 64 tokens"
+        "--captures", type=int, default=31, help="states to keep; by default one for 256 tokens"
     )
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()

@@ -42,7 +42,7 @@ class BudgetError(ValueError):
         super().__init__(f"{n_bytes} bytes do not fit the memory budget of {budget_bytes}")
 
 
-TOKENS_PER_CAPTURE = 64
+TOKENS_PER_CAPTURE = 256
 """Tokens of a prompt for each state that is kept while it is read, see ``bench/captures.py``."""
 
 MIN_CAPTURES = 16
