@@ -46,7 +46,7 @@ def given_back(
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"} if wanted is None else as_sent(wanted), **verbosity},
         "tool_choice": _choice(request),
-        "tools": [_tool(tool) for tool in request.tools or ()],
+        "tools": [tool_given_back(tool) for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -64,7 +64,7 @@ def _choice(request: ResponsesRequest) -> Any:
     return as_sent(choice) if isinstance(choice, BaseModel) else choice or "auto"
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def tool_given_back(tool: Tool) -> dict[str, Any]:
     """A function has its three optional keys in any case, and a namespace its description, as OpenAI's do."""
     given = as_sent(tool)
     match tool:

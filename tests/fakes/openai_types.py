@@ -85,7 +85,7 @@ def check_event(body: dict[str, Any]) -> Any:
 
 def check_item(item: dict[str, Any]) -> None:
     """``item`` as one that was made or is kept."""
-    _require(item, "id", "type", "status")
+    _require(item, "id", "type", *(("status",) if item["type"] != "additional_tools" else ()))
     for part in item.get("content") or ():
         if part["type"] == "output_text" and item["role"] == "assistant":
             _require(part, "annotations")

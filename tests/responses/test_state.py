@@ -148,6 +148,19 @@ def test_all_that_a_response_was_made_from_is_listed_a_page_at_a_time(server: Li
         assert error_of(response)["param"] == next(iter(wrong))
 
 
+def test_items_that_lack_what_they_may_lack_are_listed_whole(server: Live) -> None:
+    call = {"type": "tool_search_call", "call_id": "d", "arguments": {}}
+    found = {"type": "tool_search_output", "call_id": "d", "tools": [{"type": "function", "name": "h"}]}
+    output = {"type": "custom_tool_call_output", "output": "x"}
+    more = {"type": "additional_tools", "role": "developer", "tools": TOOLS}
+    user = {"id": None, "role": "user", "content": ""}
+    items = [user, more, call, found, output, user]
+    told = respond(server, {"input": items})
+    listed = server.http.get(f"{PATH}/{told['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert [item["type"] for item in listed] == [item.get("type", "message") for item in items]
+    assert listed[3]["execution"] == "client"
+
+
 def test_the_length_of_a_prompt_is_told_without_answering_it(server: Live) -> None:
     first = respond(server, {"input": "Hi", "tools": TOOLS})
     n_asked = len(server.engine.requests)

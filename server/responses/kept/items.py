@@ -7,8 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from server.responses.given_back import tool_given_back
 from server.responses.ids import new_id
 from server.responses.schema.items import (
+    AdditionalToolsItem,
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
@@ -20,8 +22,10 @@ from server.responses.schema.items import (
     ReasoningItem,
     RefusalPart,
     ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
 from server.responses.schema.replies import ItemBody
+from server.responses.schema.tools import Tool
 
 _PREFIXES = {
     "message": "msg",
@@ -45,11 +49,9 @@ def item_of(body: ItemBody) -> Item:
 
 def kept(item: Item) -> ItemBody:
     """``item`` as it is listed; one without an id gets one."""
-    body: ItemBody = {
-        "id": item.id or new_id(_PREFIXES[item.type]),
-        "type": item.type,
-        "status": item.status or "completed",
-    }
+    body: ItemBody = {"id": item.id or new_id(_PREFIXES[item.type]), "type": item.type}
+    if not isinstance(item, AdditionalToolsItem):  # the one that has no status
+        body["status"] = item.status or "completed"
     return body | _fields(item)
 
 
@@ -68,13 +70,17 @@ def _fields(item: Item) -> dict[str, Any]:
             return _given(item, "call_id", "name", "namespace", "input")
         case CallOutputItem():
             output = item.output if isinstance(item.output, str) else _parts(item.output, False)
-            return _given(item, "call_id") | {"output": output}
+            return {"call_id": item.call_id or "", "output": output}
         case ToolSearchCallItem():
             return _given(item, "call_id", "execution") | {"arguments": item.arguments}
-        case _:
-            return item.model_dump(
-                include={"call_id", "execution", "role", "tools"}, by_alias=True, exclude_unset=True
-            )
+        case ToolSearchOutputItem():
+            return _given(item, "call_id", "execution") | {"tools": _tools(item.tools)}
+        case AdditionalToolsItem():
+            return {"role": item.role, "tools": _tools(item.tools)}
+
+
+def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    return [tool_given_back(tool) for tool in tools]
 
 
 def _given(item: Item, *names: str) -> dict[str, Any]:
