@@ -98,6 +98,7 @@ class DecodeBatch:
         state.check()
         self._lengths[key] = state.length
         self._joined[key] = state
+        self._n_since_extended = _APART  # buffers are rebuilt in any case
 
     def leave(self, key: int) -> State:
         """Give member ``key`` back as a state that stands alone, evaluated."""

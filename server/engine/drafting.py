@@ -216,6 +216,7 @@ class MeasuredDepth:
         self._costs = Costs()
         self._apart = Costs()  # of plain steps soon after a round with drafts, while replies stand apart
         self._n_plain = APART_STEPS
+        self._n_replies = 0
 
     def may_pay(self, n_replies: int, speculations: Sequence[Speculation]) -> bool:
         return any(s.drafter.n_matched for s in speculations) and self.choose(n_replies, speculations) > 1
@@ -237,6 +238,9 @@ class MeasuredDepth:
         return 2 if any(s.may_retry for s in speculations) else 1
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
+        if n_replies > self._n_replies:  # who joins brings the others together again
+            self._n_plain = APART_STEPS
+        self._n_replies = n_replies
         is_plain = n_tokens == 1
         self._n_plain = self._n_plain + 1 if is_plain else 0
         is_apart = is_plain and n_replies > 1 and self._n_plain < APART_STEPS
