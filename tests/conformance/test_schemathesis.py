@@ -42,9 +42,19 @@ def server() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def own_operations(server: Live) -> list[Any]:
-    schema = schemathesis.openapi.from_dict(server.http.get("/openapi.json").json())
+    document = server.http.get("/openapi.json").json()
+    for operations in document["paths"].values():
+        for method in [method for method, operation in operations.items() if not _speaks_json(operation)]:
+            del operations[method]
+    schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=server.url.removesuffix("/v1"), headers=AUTHORIZED)
     return [result.ok() for result in schema.get_all_operations()]
+
+
+def _speaks_json(operation: dict[str, Any]) -> bool:
+    """Nothing else can be generated: archives of conversations have tests of their own."""
+    content = operation.get("requestBody", {}).get("content", {"application/json": {}})
+    return "application/json" in content
 
 
 @pytest.fixture(scope="module")
