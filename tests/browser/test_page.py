@@ -6,14 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 from playwright.sync_api import Browser, expect
 
-from cache.shelf import Counters
 from model.text.deltas import ContentDelta
 from server.events import Event, GenerationRequest, Progress
 from tests.browser.conftest import Visit, visiting
+from tests.fakes.cache_kit import make_store
 from tests.fakes.fake_engine import FakeEngine, planned
 from tests.fakes.live_server import live
 
@@ -75,7 +74,7 @@ def test_text_is_shown_while_it_is_written(visit: Visit) -> None:
 
 
 def test_escape_stops_a_reply_and_what_was_written_stays(browser: Browser) -> None:
-    engine = FakeEngine(store=SimpleNamespace(n_bytes=0, budget_bytes=1, counters=Counters()))
+    engine = FakeEngine(store=make_store())
 
     def endless(request: GenerationRequest) -> Iterator[Event]:
         yield planned(request)

@@ -16,15 +16,16 @@ function slotView(slot, name, longest, actions) {
   return el("li", { "data-slot": slot.slot },
     el("h3", { text: name ?? `Slot ${slot.slot}` }),
     el("p", { class: "quiet", text: `${count(slot.tokens)} tokens, ${bytes(slot.bytes)}` }),
-    el("ul", {}, ...tree(slot.entries).map(({ entry, depth }) => entryView(entry, depth, longest))),
+    el("ul", {}, ...tree(slot).map(({ entry, depth }) => entryView(entry, depth, longest))),
     el("div", { class: "actions" }, button("Fork", actions.fork), button("Export", actions.exportSlot), button("Forget", actions.forget)));
 }
 
-/** Entries with their children behind them, as many steps in as they have ancestors here. */
-function tree(entries, parent = null, depth = 0) {
-  const known = new Set(entries.map((entry) => entry.number));
+/** The entries of a slot with their children behind them, as many steps in as they have ancestors here. */
+function tree(slot, parent = null, depth = 0) {
+  const nameOf = (entry) => `${slot.slot}/${entry.number}`;
+  const known = new Set(slot.entries.map(nameOf));
   const isChild = (entry) => (parent === null ? !known.has(entry.parent) : entry.parent === parent);
-  return entries.filter(isChild).flatMap((entry) => [{ entry, depth }, ...tree(entries, entry.number, depth + 1)]);
+  return slot.entries.filter(isChild).flatMap((entry) => [{ entry, depth }, ...tree(slot, nameOf(entry), depth + 1)]);
 }
 
 function entryView(entry, depth, longest) {
@@ -37,8 +38,9 @@ function entryView(entry, depth, longest) {
     line.append(mark);
   }
   const age = entry.running ? "in use" : `idle for ${seconds(entry.idle_s)}`;
+  const branched = entry.parent ? `, branched off ${depth > 0 ? "the one above" : entry.parent}` : "";
   const item = el("li", {}, line, el("p", { class: "quiet",
-    text: `${count(entry.tokens)} tokens, ${entry.checkpoints.length} checkpoints, ${bytes(entry.bytes)}, ${age}` }));
+    text: `${count(entry.tokens)} tokens, ${entry.checkpoints.length} checkpoints, ${bytes(entry.bytes)}, ${age}${branched}` }));
   item.style.marginLeft = `${depth}rem`;
   return item;
 }
