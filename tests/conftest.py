@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,9 @@ settings.load_profile("untimed")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # On CUDA MLX would round the factors of float32 products to ten bits (TF32).
 os.environ["MLX_ENABLE_TF32"] = "0"
+if threading.current_thread() is threading.main_thread():
+    # Who runs the tests in the background has them begin with SIGINT ignored, and so all their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 prepare()  # before anything imports MLX
 
 from cache.disk.files import claim  # noqa: E402

@@ -11,6 +11,7 @@ import pytest
 
 import server.engine.assembly as assembly
 from server.engine.options import LoopOptions
+from server.settings import Settings
 from tests.fakes.asking import ask, stream
 from tests.fakes.chatml import chat_with, tool
 from tests.fakes.live_server import Live, live_demo
@@ -110,7 +111,9 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
         patch.setattr(
             assembly, "load", lambda *args, **kwargs: ScriptedForward(load(*args, **kwargs), author)
         )
-        with live_demo(loop=LoopOptions(stream_interval_seconds=request.param)) as server:
+        # A script begins where the prompt ends: the prompt is not to have a schema shown behind it.
+        settings = Settings(show_schemas=False)
+        with live_demo(settings, loop=LoopOptions(stream_interval_seconds=request.param)) as server:
             yield Stage(server, author)
 
 
