@@ -149,6 +149,7 @@ class Conversation:
         n_answers: requests that were answered in it.
         created_at: when the conversation was first seen, in seconds of the store's clock.
         n_hits: how many requests have reused it.
+        ahead_from: its ids from here on were read ahead of the turn that has them; None where none were.
     """
 
     number: int
@@ -164,6 +165,7 @@ class Conversation:
     parent: Parent | None = None
     standing: Standing = Standing.GOING_ON
     n_answers: int = 0
+    ahead_from: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

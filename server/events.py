@@ -103,6 +103,7 @@ class PlanReport:
     ``divergence`` out.
 
     Attributes:
+        read_ahead_tokens: of the reused ones, those that were read between two turns of the session.
         parent: ``slot/entry`` of the conversation that this one branches off, if it does.
     """
 
@@ -114,6 +115,7 @@ class PlanReport:
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
+    read_ahead_tokens: int = 0
     parent: str | None = None
     divergence: Divergence | None = field(default=None, repr=False)
 

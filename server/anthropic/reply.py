@@ -156,6 +156,7 @@ def plan_body(report: PlanReport) -> PlanBody:
         prompt_tokens=report.prompt_tokens,
         shared_tokens=report.shared_tokens,
         reused_tokens=report.reused_tokens,
+        read_ahead_tokens=report.read_ahead_tokens,
         prefilled_tokens=report.prefilled_tokens,
         checkpoint=report.checkpoint,
         reason=report.reason,

@@ -255,6 +255,7 @@ class EngineLoop:
             if not plan.choice.is_affordable:
                 return
             running = self._store.take(plan.choice)
+            running.ahead_from = len(running)
         except BaseException as fault:
             self._fail_ahead(request, fault)
             return

@@ -64,12 +64,21 @@ def plan_report(
         prompt_tokens=len(prompt.ids),
         shared_tokens=plan.shared_token_prefix_len,
         reused_tokens=plan.reusable_len,
+        read_ahead_tokens=_n_read_ahead(choice),
         prefilled_tokens=plan.suffix_len,
         checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
         reason=reason(choice, where) + adopted,
         parent=None if choice.parent is None else f"{choice.parent.slot}/{choice.parent.number}",
         divergence=_divergence(choice, prompt, decode),
     )
+
+
+def _n_read_ahead(choice: Choice) -> int:
+    """Of the tokens that are reused, those that were read ahead, between two turns of the session."""
+    source = choice.source
+    if source is None or source.ahead_from is None or source.slot != choice.slot:
+        return 0
+    return max(0, choice.plan.reusable_len - source.ahead_from)
 
 
 def _divergence(

@@ -22,6 +22,7 @@ class PlanBody(TypedDict):
     prompt_tokens: int
     shared_tokens: int
     reused_tokens: int
+    read_ahead_tokens: int
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
@@ -249,6 +250,7 @@ def plan_body(report: PlanReport) -> PlanBody:
         prompt_tokens=report.prompt_tokens,
         shared_tokens=report.shared_tokens,
         reused_tokens=report.reused_tokens,
+        read_ahead_tokens=report.read_ahead_tokens,
         prefilled_tokens=report.prefilled_tokens,
         checkpoint=report.checkpoint,
         reason=report.reason,

@@ -100,6 +100,9 @@ def test_what_follows_is_read_ahead_between_turns(server: Live) -> None:
     turn = [SYSTEM, QUESTION, reply, {"role": "user", "content": "Thanks."}]
     warm = ask(server, *turn, **key)
     assert warm["crossturn"]["mode"] == "ExactAppend"
+    assert 0 < warm["crossturn"]["read_ahead_tokens"] < warm["crossturn"]["reused_tokens"]
+    again = ask(server, *turn, **key)  # what a client has asked for is no longer read ahead
+    assert again["crossturn"]["read_ahead_tokens"] == 0
 
 
 def test_models_are_listed_as_openai_lists_them(server: Live) -> None:

@@ -33,6 +33,7 @@ class PlanBody(TypedDict):
     prompt_tokens: int
     shared_tokens: int
     reused_tokens: int
+    read_ahead_tokens: int
     prefilled_tokens: int
     checkpoint: int | None
     reason: str
