@@ -237,7 +237,7 @@ def test_replies_are_written_as_many_at_a_time_as_the_budget_holds(make_loop: Ma
     assert len(outcome.finished) == 6
 
 
-def test_replies_that_no_round_can_hold_are_refused_before_anything_is_read(make_loop: MakeLoop) -> None:
+def test_e2_replies_that_no_round_can_hold_are_refused_before_anything_is_read(make_loop: MakeLoop) -> None:
     n_bytes = make_loop().state_bytes(len(PROMPT) + 6)
     driver = Driver(make_loop(budget_bytes=n_bytes * 3 // 2, stop_ids=frozenset()))
     refused = driver.ask(PROMPT, n_replies=2)

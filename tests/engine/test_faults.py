@@ -76,7 +76,7 @@ STEPS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("fault", [RuntimeError("planted"), Panic("planted")], ids=["error", "panic"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_fault_at_any_step_fails_that_request_alone(
+def test_e1_a_fault_at_any_step_fails_that_request_alone(
     make_loop: MakeLoop,
     demo_forward: Forward,
     monkeypatch: pytest.MonkeyPatch,
@@ -233,7 +233,7 @@ OUT_OF_MEMORY = [MemoryError(), RuntimeError("[metal::malloc] Unable to allocate
 
 @pytest.mark.parametrize("fault", OUT_OF_MEMORY, ids=["python", "metal"])
 @pytest.mark.parametrize("step", ["take", "prefill"])
-def test_where_memory_runs_out_what_is_idle_goes_and_the_prompt_is_read_once_more(
+def test_e2_where_memory_runs_out_what_is_idle_goes_and_the_prompt_is_read_once_more(
     make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch, step: str, fault: BaseException
 ) -> None:
     driver = Driver(make_loop(stop_ids=frozenset()))

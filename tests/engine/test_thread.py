@@ -74,7 +74,7 @@ def test_a_fault_of_the_loop_itself_ends_what_runs_and_the_rest_is_remembered(
     assert again.token_ids == first.token_ids
 
 
-def test_a_message_that_cannot_be_taken_concerns_no_other(
+def test_e1_a_message_that_cannot_be_taken_concerns_no_other(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -101,7 +101,7 @@ def test_a_loop_that_cannot_go_on_at_all_is_not_hidden(
     engine.stop(drain_s=0)
 
 
-def test_an_engine_that_is_not_there_is_no_healthy_one() -> None:
+def test_e1_an_engine_that_is_not_there_is_no_healthy_one() -> None:
     dead = EngineStats(n_steps=0, n_running=0, n_waiting=0, is_alive=False)
     assert Pulse(FakeClock(), stall_s=10).is_stalled(dead)
 
