@@ -1,6 +1,6 @@
 """What real coding agents read of their prompts over ten turns, and what of that was new.
 
-    python bench/agents.py --bin node_modules/.bin claude codex opencode qwen pi
+    python bench/agent_turns.py --bin node_modules/.bin claude codex opencode qwen pi
 
 Each agent runs for real, in an empty home, against the real server: HTTP, dialect, template, planner, store.
 Only the model is left out: states are counted, and every reply is written by rule. Each turn a person asks
