@@ -7,8 +7,8 @@ encoded from :data:`Event`. Only ints, strings, numpy ids and frozen dataclasses
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from cache.planner import SlotKey, TokenIds
 from model.sampling import SamplingParams
@@ -118,10 +118,6 @@ class PlanReport:
     read_ahead_tokens: int = 0
     parent: str | None = None
     divergence: Divergence | None = field(default=None, repr=False)
-
-    def told(self) -> dict[str, Any]:
-        """The ``crossturn`` object."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "divergence"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,12 @@ from server.anthropic.schema.replies import (
     MessageStop,
     OutputDetails,
     Ping,
-    PlanBody,
     StopReason,
     Usage,
 )
 from server.events import Event, Finished, Planned, PlanReport, Progress
 from server.http.stream import Frame
-from server.turn.reply import Replies
+from server.turn.reply import Replies, plan_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,22 +145,6 @@ class MessageEncoder:
         if end is not None:
             usage["output_tokens_details"] = OutputDetails(thinking_tokens=end.n_reasoning_tokens)
         return usage
-
-
-def plan_body(report: PlanReport) -> PlanBody:
-    """``report`` as the ``crossturn`` object."""
-    return PlanBody(
-        slot=report.slot,
-        mode=report.mode,
-        prompt_tokens=report.prompt_tokens,
-        shared_tokens=report.shared_tokens,
-        reused_tokens=report.reused_tokens,
-        read_ahead_tokens=report.read_ahead_tokens,
-        prefilled_tokens=report.prefilled_tokens,
-        checkpoint=report.checkpoint,
-        reason=report.reason,
-        parent=report.parent,
-    )
 
 
 def _frame(event: Mapping[str, Any]) -> Frame:

@@ -15,7 +15,7 @@ from server.events import Event, Failed, GenerationRequest
 from server.http.run import Run, run_until_disconnect
 from server.http.stream import EventStream, Frame, StreamManners
 from server.settings import Settings
-from server.turn.reply import Replies
+from server.turn.reply import Replies, plan_body
 
 CLIENT_GONE = 499
 """nginx's status for a client that left; nobody sees it but the middleware."""
@@ -78,7 +78,7 @@ class Answer:
     def _headers(self) -> dict[str, str]:
         """The plan is among them as soon as there is one."""
         plans = self.encoder.replies.plans
-        plan = {PLAN_HEADER: json.dumps(plans[0].told())} if plans else {}
+        plan = {PLAN_HEADER: json.dumps(plan_body(plans[0]))} if plans else {}
         return {"X-Request-Id": self.run.record.id, **plan, **self.headers}
 
     async def _frames(self) -> AsyncGenerator[Frame, None]:

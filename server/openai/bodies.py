@@ -7,26 +7,10 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from server.events import PlanReport, TokenLogprob
-from server.turn.reply import Replies
+from server.events import TokenLogprob
+from server.turn.reply import PlanBody, Replies
 
 Finish = Literal["stop", "length", "tool_calls"]
-Mode = Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
-
-
-class PlanBody(TypedDict):
-    """What of the prompt was reused, and why no more."""
-
-    slot: str
-    mode: Mode
-    prompt_tokens: int
-    shared_tokens: int
-    reused_tokens: int
-    read_ahead_tokens: int
-    prefilled_tokens: int
-    checkpoint: int | None
-    reason: str
-    parent: str | None
 
 
 class PromptDetails(TypedDict):
@@ -239,22 +223,6 @@ def usage_so_far(replies: Replies) -> Usage:
         completion_tokens=n_reply,
         total_tokens=n_prompt + n_reply,
         prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in replies.plans)),
-    )
-
-
-def plan_body(report: PlanReport) -> PlanBody:
-    """``report`` as the ``crossturn`` object."""
-    return PlanBody(
-        slot=report.slot,
-        mode=report.mode,
-        prompt_tokens=report.prompt_tokens,
-        shared_tokens=report.shared_tokens,
-        reused_tokens=report.reused_tokens,
-        read_ahead_tokens=report.read_ahead_tokens,
-        prefilled_tokens=report.prefilled_tokens,
-        checkpoint=report.checkpoint,
-        reason=report.reason,
-        parent=report.parent,
     )
 
 

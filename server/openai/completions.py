@@ -22,7 +22,6 @@ from server.openai.bodies import (
     CompletionLogprobs,
     Usage,
     floored,
-    plan_body,
     usage_body,
     usage_so_far,
 )
@@ -38,6 +37,7 @@ from server.openai.decoder import (
 from server.openai.encoder import OpenAIManners
 from server.openai.schema import CompletionRequest
 from server.turn.compose import stops_of
+from server.turn.reply import plan_body
 from server.turn.sampling import sampling_params
 from server.turn.served import Served
 

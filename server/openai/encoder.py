@@ -27,12 +27,11 @@ from server.openai.bodies import (
     ToolCallDelta,
     Usage,
     logprob_bodies,
-    plan_body,
     usage_body,
     usage_so_far,
 )
 from server.settings import ReasoningField
-from server.turn.reply import Replies, Reply
+from server.turn.reply import Replies, Reply, plan_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

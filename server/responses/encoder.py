@@ -15,7 +15,7 @@ from server.responses.output_calls import Call, call_of
 from server.responses.output_items import ItemStatus, Message, OutputItem, Place, Thought
 from server.responses.schema.replies import EventBody, ItemBody, ResponseBody, ResponseUsage, Status
 from server.responses.toolbox import Toolbox
-from server.turn.reply import Replies
+from server.turn.reply import Replies, plan_body
 
 Logprobs = Callable[[Sequence[TokenLogprob]], list[dict[str, Any]]]
 
@@ -183,7 +183,7 @@ class ResponseEncoder:
             "usage": None,
         }
         if self.replies.plans:
-            body["crossturn"] = self.replies.plans[0].told()
+            body["crossturn"] = plan_body(self.replies.plans[0])
         return cast(ResponseBody, body)
 
     def _usage(self, end: Finished) -> ResponseUsage:

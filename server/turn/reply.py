@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.events import Event, Finished, Planned, PlanReport, Progress
@@ -109,3 +111,34 @@ class Replies:
     def is_whole(self) -> bool:
         """Every reply came to its own end, none was cut by its length."""
         return self.is_complete and all(end.reason != "length" for end in self.finished.values())
+
+
+class PlanBody(TypedDict):
+    """What was reused of a prompt, from where and why: the ``crossturn`` object of every dialect."""
+
+    slot: str
+    mode: Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
+    prompt_tokens: int
+    shared_tokens: int
+    reused_tokens: int
+    read_ahead_tokens: int
+    prefilled_tokens: int
+    checkpoint: int | None
+    reason: str
+    parent: str | None
+
+
+def plan_body(report: PlanReport) -> PlanBody:
+    """``report`` as a client sees it: without ``divergence``, which is for the slot's owner alone."""
+    return PlanBody(
+        slot=report.slot,
+        mode=report.mode,
+        prompt_tokens=report.prompt_tokens,
+        shared_tokens=report.shared_tokens,
+        reused_tokens=report.reused_tokens,
+        read_ahead_tokens=report.read_ahead_tokens,
+        prefilled_tokens=report.prefilled_tokens,
+        checkpoint=report.checkpoint,
+        reason=report.reason,
+        parent=report.parent,
+    )

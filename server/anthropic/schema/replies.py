@@ -6,6 +6,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from server.turn.reply import PlanBody
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
@@ -23,21 +25,6 @@ class Usage(TypedDict):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: NotRequired[OutputDetails]
-
-
-class PlanBody(TypedDict):
-    """What was reused for the prompt, and why no more."""
-
-    slot: str
-    mode: Literal["ExactAppend", "ReplayFromCheckpoint", "FullRefill"]
-    prompt_tokens: int
-    shared_tokens: int
-    reused_tokens: int
-    read_ahead_tokens: int
-    prefilled_tokens: int
-    checkpoint: int | None
-    reason: str
-    parent: str | None
 
 
 class TextBody(TypedDict):

@@ -6,6 +6,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from server.turn.reply import PlanBody
+
 ItemBody = dict[str, Any]
 """An output item: a message, a thought, or a call."""
 EventBody = dict[str, Any]
@@ -84,7 +86,7 @@ class ResponseBody(TypedDict):
     truncation: Literal["disabled"]
     user: str | None
     usage: ResponseUsage | None
-    crossturn: NotRequired[Any]
+    crossturn: NotRequired[PlanBody]
 
 
 class ResponseEvent(TypedDict):
