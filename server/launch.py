@@ -31,8 +31,7 @@ from server.loading import loading, settle_bars
 from server.settings import Settings
 from server.signals import SignalWatch
 from server.telemetry.tracing import Tracing
-from server.turn.sampling import read_defaults
-from server.turn.served import Served
+from server.turn.served import Served, read_defaults
 
 log = logging.getLogger("crossturn.launch")
 

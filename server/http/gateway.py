@@ -23,12 +23,10 @@ from server.http.keys import Keys
 from server.http.run import Courier, Run
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
-from server.telemetry.record import RequestRecord
-from server.telemetry.timeline import Timeline
+from server.telemetry.record import RequestRecord, Timeline
 from server.telemetry.tracing import Tracing
-from server.turn.ahead import is_worth_it, warm_request
 from server.turn.compose import ComposedTurn, with_grammar
-from server.turn.reply import Reply
+from server.turn.reply import Reply, is_worth_it, warm_request
 from server.turn.served import Served
 
 log = logging.getLogger("crossturn.gateway")

@@ -27,7 +27,7 @@ from server.native.slots_schema import (
     SlotTimeline,
     TurnBody,
 )
-from server.telemetry.timeline import PastTurn, explain
+from server.telemetry.record import PastTurn, explain
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -38,8 +38,7 @@ from server.openai.encoder import OpenAIManners
 from server.openai.schema import CompletionRequest
 from server.turn.compose import stops_of
 from server.turn.reply import plan_body
-from server.turn.sampling import sampling_params
-from server.turn.served import Served
+from server.turn.served import Served, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it for this endpoint."""

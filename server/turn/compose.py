@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,20 +12,27 @@ from model.errors import InputError, PromptTooLongError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
 from server.settings import Settings
-from server.turn.names import named_as
-from server.turn.notes import schema_note
-from server.turn.sampling import sampling_params
-from server.turn.served import Served
-from server.turn.thinking import ThinkingPlan, plan_thinking
-from server.turn.tools import ToolUse, grammar_of, has_form, tool_use_of
-from server.turn.turn import Turn
+from server.turn.form import ToolUse, grammar_of, has_form, schema_note, tool_use_of
+from server.turn.served import Served, sampling_params
+from server.turn.turn import Thinking, Turn, named_as
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 """Variables of the template that a turn sets by its own attributes only."""
 
-
 N_COUNTED_CONTEXTS = 4
 """How many times the context a prompt may fill that is only counted."""
+
+EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096}
+"""Thought tokens for each effort, where the template has no words for it; higher ones are unlimited."""
+
+TEMPLATE_EFFORTS: Mapping[str, str] = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "xhigh": "xhigh",
+    "max": "xhigh",
+}
+"""The words of templates that know efforts (Qwen3.8's). ``high`` is how they think when told nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,19 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     template_kwargs: dict[str, object]
     continues: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingPlan:
+    """What is done about thoughts.
+
+    Attributes:
+        template_kwargs: what the chat template is told.
+        max_tokens: close the thought after so many tokens; None for no limit.
+    """
+
+    template_kwargs: Mapping[str, object]
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +131,24 @@ def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
         use = tool_use_of(turn)
         conversation = _conversation(turn, use, _thinking(turn, served, settings))
         return len(_noted(conversation, turn, served, settings, is_limited=False).ids)
+
+
+def plan_thinking(thinking: Thinking, default: bool | None, variables: Collection[str]) -> ThinkingPlan:
+    """Put ``thinking`` over the server's ``default``. ``variables`` are the template's switches."""
+    enabled = thinking.enabled
+    if enabled is None and thinking.effort is not None:
+        enabled = thinking.effort != "none"
+    if enabled is None:
+        enabled = default
+    kwargs: dict[str, object] = {} if enabled is None else {"enable_thinking": enabled}
+    budget = thinking.budget
+    effort = thinking.effort or "none"
+    if "reasoning_effort" in variables:
+        if effort in TEMPLATE_EFFORTS:
+            kwargs["reasoning_effort"] = TEMPLATE_EFFORTS[effort]
+    elif budget is None:
+        budget = EFFORT_BUDGETS.get(effort)
+    return ThinkingPlan(kwargs, budget)
 
 
 def _thinking(turn: Turn, served: Served, settings: Settings) -> ThinkingPlan:

@@ -1,11 +1,16 @@
-"""A turn of a conversation, as every dialect's body is decoded into it."""
+"""A turn of a conversation, as every dialect's body is decoded into it.
+
+Errors are raised in a turn's own words; a client reads them in those of its dialect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from model.errors import InputError
 from model.text.grammar.calls import TextForm
 
 ToolDefinition = Mapping[str, Any]
@@ -130,3 +135,25 @@ class Turn:
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     user: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Generator[None, None, None]:
+    """Errors that are raised inside name their field as ``names`` has it."""
+    try:
+        yield
+    except InputError as error:
+        if not names or error.param is None:
+            raise
+        raise renamed(error, names) from error
+
+
+def renamed(error: InputError, names: Mapping[str, str]) -> InputError:
+    """``error`` with its field renamed, in its sentence too."""
+    param = error.param or ""
+    known = [path for path in names if param == path or param.startswith((f"{path}.", f"{path}["))]
+    if not known:
+        return error
+    path = max(known, key=len)
+    told = names[path] + param.removeprefix(path)
+    return InputError(error.message.replace(param, told), param=told, code=error.code)

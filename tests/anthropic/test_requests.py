@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model.errors import InputError
-from server.turn.thinking import plan_thinking
+from server.turn.compose import plan_thinking
 from tests.fakes.anthropic_asking import turn
 
 HI = {"role": "user", "content": "Hi"}

@@ -9,8 +9,7 @@ import pytest
 
 from model.text.deltas import ContentDelta, ReasoningDelta
 from server.events import Finished, Progress
-from server.turn.ahead import as_sent_back
-from server.turn.reply import Reply
+from server.turn.reply import Reply, as_sent_back
 from tests.fakes.fake_engine import FakeEngine, replies
 from tests.fakes.live_server import live
 from tests.fakes.measured import MeasuredTurn, measured_demo

@@ -12,7 +12,7 @@ from model.sampling import SamplingParams
 from server.engine.options import LoopOptions
 from server.launch import engine_options, names_of
 from server.settings import EngineSettings, Settings
-from server.turn.sampling import read_defaults
+from server.turn.served import read_defaults
 
 
 def test_f10_a_model_is_called_by_alias_basename_name_and_path(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from server.cli import main
 from server.events import Divergence, PlanReport
 from server.settings import Settings
-from server.telemetry.timeline import explain
+from server.telemetry.record import explain
 from tests.fakes.asking import ask, message_of
 from tests.fakes.live_server import Live, error_of, live_demo
 

@@ -16,9 +16,8 @@ from server.events import Finished, Progress
 from server.http.stream import EventStream, Frame
 from server.settings import Settings
 from server.turn.compose import compose, with_grammar
-from server.turn.names import renamed
 from server.turn.reply import Replies
-from server.turn.turn import ResponseFormat, Thinking, ToolChoice, Turn
+from server.turn.turn import ResponseFormat, Thinking, ToolChoice, Turn, renamed
 from tests.fakes.fake_engine import FakeChat, fake_served
 
 HI = {"role": "user", "content": "Hi"}

@@ -1,19 +1,34 @@
-"""Which tools a turn shows to the model, which it lets it call, and what shape the reply must have."""
+"""The form of a reply: the tools that it may call, the grammar that it must match, and what the prompt says
+of both.
+
+A schema that is enforced and not shown makes a model write what it can, not what is wanted: it learns of a
+field only when it has to fill it. So a note behind the last message shows the schema. There it leaves the
+conversation before it as it is, and nothing but the last reply is prefilled again for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from model.errors import InputError
 from model.text.schemas.checking import checked_schema
 from server.turn.served import GrammarWriter
-from server.turn.turn import ToolChoice, Turn
+from server.turn.turn import ResponseFormat, ToolChoice, Turn
 
 MAX_STRING_CHARS = 32_768
 """Length of a string in JSON that has no limit of its own, where the reply has none either: a model that is
 lost in a string would write to the end of the context."""
+
+TELLING = frozenset(
+    {"properties", "items", "prefixItems", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
+)
+"""Keywords without one of which a schema says no more than a type."""
+
+MAX_SCHEMA_CHARS = 32_768
+"""Longer schemas are not shown: they would be most of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,19 @@ def grammar_of(turn: Turn, use: ToolUse, grammars: GrammarWriter) -> str | None:
     )
 
 
+def schema_note(wanted: ResponseFormat | None, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """The note for an answer of the form ``wanted``; None where there is nothing to tell, or where
+    ``messages`` tell it already."""
+    if wanted is None or not TELLING & set(wanted.schema):
+        return None
+    schema = json.dumps(wanted.schema, ensure_ascii=False)
+    told = _bare(schema)
+    if len(told) > MAX_SCHEMA_CHARS or any(told in _bare(text) for text in _texts(messages)):
+        return None
+    purpose = f" ({wanted.description})" if wanted.description else ""
+    return f"Answer with JSON{purpose} that fits this JSON schema, and with nothing else:\n{schema}"
+
+
 def _by_name(turn: Turn) -> Mapping[str, dict[str, Any]]:
     """All tools that there are, those of the prompt's head first."""
     by_name: dict[str, dict[str, Any]] = {}
@@ -123,3 +151,17 @@ def _place(turn: Turn, tool: Mapping[str, Any]) -> str:
             if definition["function"]["name"] == name:
                 return f"{field}[{i}]"
     raise AssertionError(f"{name} is none of the turn's tools")
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, Sequence):
+            yield "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+
+
+def _bare(text: str) -> str:
+    """``text`` without white space, however JSON was indented in it."""
+    return "".join(text.split())
