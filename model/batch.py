@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from model.kv import KvRows, merge
+from model.kv import KvRows, Members, merge
 from model.layers.attention import StepGroup
 from model.layers.gdn import Trail
 from model.layers.network import Network
@@ -21,7 +22,7 @@ _APART = 64
 _SMALL = 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """Members whose KV rows stand in common buffers, flush right.
 
@@ -191,29 +192,50 @@ class DecodeBatch:
         ]
 
     def _settle(self) -> None:
-        """Bring groups and rows in line with the membership."""
-        rows = [
-            self._joined[key].recurrent if key in self._joined else self._recurrent_of(key)
-            for key in self._lengths
-        ]
+        """Bring groups and rows in line with the membership, moving what need be in one go."""
+        self._recurrent = self._settled_recurrent()
+        self._rows = self.keys
         apart = self._n_since_extended < _APART
         wanted = [(key,) for key in self._lengths] if apart else list(_partition(self._lengths))
         kept = {group.keys: group for group in self._groups if all(map(self._is_settled, group.keys))}
-        self._groups = [kept.get(keys) or self._build(keys) for keys in wanted]
-        self._recurrent = [stack_recurrent(layer) for layer in zip(*rows, strict=True)]
-        self._rows = self.keys
+        built = {keys: self._build(keys) for keys in wanted if keys not in kept}
+        # Before anybody writes to the rows that these were copied from.
+        mx.eval(*(side for group in built.values() for rows in group.kv for side in rows.arrays))
+        self._groups = [kept.get(keys) or built[keys] for keys in wanted]
         self._joined = {}
         self._members = [mx.array([self._rows.index(key) for key in group.keys]) for group in self._groups]
         self._padding = [
             mx.array(group.padding, mx.int32) if any(group.padding) else None for group in self._groups
         ]
 
+    def _settled_recurrent(self) -> list[Recurrent]:
+        """The recurrent states of all members, in order; those that stand together are moved together."""
+        stayed = [key for key in self._rows if self._is_settled(key)]
+        layers = self._recurrent
+        if len(stayed) < len(self._rows):
+            at = mx.array([self._rows.index(key) for key in stayed], mx.uint32)
+            layers = [layer.rows(at) for layer in layers]
+        parts = [layers] if stayed else []
+        parts += [self._joined[key].recurrent for key in self._lengths if key in self._joined]
+        return [stack_recurrent(layer) for layer in zip(*parts, strict=True)]
+
     def _build(self, keys: tuple[int, ...]) -> _Group:
-        """Buffers for a group that was not there before, from where its members stand now."""
-        sources = [self._joined[key].kv if key in self._joined else self._take(key).kv for key in keys]
-        longest = max(self._lengths[key] for key in keys)
-        padding = tuple(longest - self._lengths[key] for key in keys)
-        return _Group(keys, [merge(layer) for layer in zip(*sources, strict=True)], padding)
+        """Buffers for a group that was not there before, from where its members stand now; lazy."""
+        length = max(self._lengths[key] for key in keys)
+        sources: list[tuple[list[KvRows], list[int] | None]] = []
+        for group, own in itertools.groupby(keys, self._source):
+            if isinstance(group, _Group):
+                at = [group.keys.index(key) for key in own]
+                sources.append((group.kv, None if len(at) == len(group.keys) else at))
+            else:
+                sources += [(self._joined[key].kv, None) for key in own]
+        layers = zip(*([Members(rows, at) for rows in kv] for kv, at in sources), strict=True)
+        padding = tuple(length - self._lengths[key] for key in keys)
+        return _Group(keys, [merge(layer, length) for layer in layers], padding)
+
+    def _source(self, key: int) -> _Group | None:
+        """The group in whose buffers member ``key`` stands; None while it has its own."""
+        return None if key in self._joined else self._group_of(key)
 
     def _is_settled(self, key: int) -> bool:
         """Whether ``key`` is a member that stands in the buffers."""

@@ -146,13 +146,13 @@ class KvRows:
     def copy(self, n_rows: int) -> KvRows:
         """The first ``n_rows`` rows in buffers of their own."""
         assert 0 <= n_rows <= self.length
-        return _padded(self.layout, [self._used(slice(None), 0, n_rows)], n_rows)
+        return _on_its_own(self.layout, self._used(slice(None), 0, n_rows), n_rows)
 
     def row(self, index: int, n_padding: int, n_rows: int) -> KvRows:
         """Sequence ``index`` of a batch, ``n_rows`` columns after its padding, in buffers of its own."""
         assert n_padding + n_rows <= self.length
         used = self._used(slice(index, index + 1), n_padding, n_padding + n_rows)
-        return _padded(self.layout, [used], n_rows)
+        return _on_its_own(self.layout, used, n_rows)
 
     def _used(self, which: slice, start: int, end: int) -> Buffers:
         return tuple(buffer[which, :, start:end] for buffer in self._buffers)
@@ -162,24 +162,54 @@ class KvRows:
         return tuple(_with_room(used, 0, room) for used in self._used(slice(None), 0, self.length))
 
 
-def merge(sequences: Sequence[KvRows]) -> KvRows:
-    """One padded buffer for several sequences (of B = 1); a lone one is returned as it is."""
-    if len(sequences) == 1:
-        return sequences[0]
-    length = max(rows.length for rows in sequences)
-    used = [rows._used(slice(None), 0, rows.length) for rows in sequences]
-    return _padded(sequences[0].layout, used, length)
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Sequences that stand in one buffer, all flush right at its last column in use.
+
+    Attributes:
+        rows: the buffer.
+        at: which of its sequences, in the order wanted; None for all of them.
+    """
+
+    rows: KvRows
+    at: Sequence[int] | None = None
 
 
-def _padded(layout: KvLayout, sequences: Sequence[Buffers], length: int) -> KvRows:
-    """Stack sequences of at most ``length`` rows, flush right at that column, with room to grow."""
+def merge(parts: Sequence[Members], length: int) -> KvRows:
+    """One buffer for the sequences of ``parts``, one after the other, flush right at column ``length``; lazy.
+
+    None of them is longer than that: what stands further left in its old buffer is padding. A whole buffer
+    that stands right already is returned as it is.
+    """
+    first = parts[0]
+    if len(parts) == 1 and first.at is None and first.rows.length == length:
+        return first.rows
     room = capacity_for(length) - length
-    stacked = []
-    for parts in zip(*sequences, strict=True):
-        padded = [_with_room(part, length - part.shape[2], room) for part in parts]
-        stacked.append(padded[0] if len(padded) == 1 else mx.concatenate(padded))
-    mx.eval(*stacked)  # before anybody writes to the rows it was copied from
-    return KvRows(layout, tuple(stacked), length)
+    if first.rows.length == length and STEP // 4 <= first.rows.capacity - length < room:
+        room = first.rows.capacity - length  # the first are often the most, and can be taken as they stand
+    stacked = [
+        mx.concatenate(list(buffers)) if len(buffers) > 1 else buffers[0]
+        for buffers in zip(*(_moved(part, length, room) for part in parts), strict=True)
+    ]
+    return KvRows(first.rows.layout, tuple(stacked), length)
+
+
+def _moved(part: Members, length: int, room: int) -> Buffers:
+    """The buffers of ``part`` with ``length`` columns in use and ``room`` behind them."""
+    rows, at = part.rows, part.at
+    buffers = rows._buffers
+    if rows.length != length or rows.capacity != length + room:
+        used = rows._used(slice(None), max(rows.length - length, 0), rows.length)
+        buffers = tuple(_with_room(side, max(length - rows.length, 0), room) for side in used)
+    return buffers if at is None else tuple(side[mx.array(list(at))] for side in buffers)
+
+
+def _on_its_own(layout: KvLayout, used: Buffers, length: int) -> KvRows:
+    """The ``length`` rows ``used`` of one sequence, copied, with room to grow."""
+    room = capacity_for(length) - length
+    copied = tuple(_with_room(side, 0, room) for side in used)
+    mx.eval(*copied)  # before anybody writes to the rows it was copied from
+    return KvRows(layout, copied, length)
 
 
 def _with_room(x: mx.array, before: int, after: int) -> mx.array:

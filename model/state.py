@@ -40,6 +40,10 @@ class Recurrent:
         at = slice(index, index + 1)
         return Recurrent(self.window[at], self.matrix[at]).detached()
 
+    def rows(self, at: mx.array) -> Recurrent:
+        """The states of the sequences ``at``, [b], in that order."""
+        return Recurrent(self.window[at], self.matrix[at])
+
 
 def stack_recurrent(layers: Sequence[Recurrent]) -> Recurrent:
     """The states of several sequences as one; a lone one is returned as it is."""

@@ -25,7 +25,7 @@ from model.devices.cpu.feed_forward import CpuFeedForward
 from model.devices.cpu.gdn import CpuGdn
 from model.devices.cpu.operations import cpu_ops
 from model.devices.cpu.step import CpuStep
-from model.kv import KvLayout, KvRows, merge
+from model.kv import KvLayout, KvRows, Members, merge
 from model.layers.attention import Attention, StepGroup
 from model.layers.feed_forward import FeedForward
 from model.layers.gdn import Gdn
@@ -161,7 +161,8 @@ def test_a_step_of_a_full_attention_layer_gives_what_array_operations_give(
             for single, n in zip(singles, group, strict=True):
                 if n:
                     single.append(*(random(1, 2, n, config.head_dim + i)[..., i:] for i in range(2)))
-            kv = merge(singles)
+            kv = merge([Members(single) for single in singles], n_columns)
+            mx.eval(*kv.arrays)
             padding = mx.array([n_columns - n for n in group], mx.int32) if len(set(group)) > 1 else None
             members = mx.array(rows[n_before : n_before + len(group)])
             made.append(StepGroup(members, [kv], n_columns, padding))
