@@ -40,7 +40,7 @@ from model.text.reply import ReplyReader
 from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats, ModelInfo
 from server.commands.agents import AGENTS, Place
-from server.engine.report import plan_report, prompt_shape
+from server.engine.planning import plan_report, prompt_shape
 from server.events import Emit, Finished, GenerationRequest, Planned, Progress, WarmRequest
 from server.http.app import create_app
 from server.http.gateway import Gateway

@@ -29,7 +29,7 @@ from cache.planner import SlotKey  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
 from model.sampling import SamplingParams  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
-from server.engine.options import LoopOptions  # noqa: E402
+from server.engine.admission import LoopOptions  # noqa: E402
 from server.events import Event, Finished, GenerationRequest, Progress  # noqa: E402
 
 N_FILE_TOKENS = 2000

@@ -27,7 +27,7 @@ from model.checkpoint.load import load  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.sampling import SamplingParams  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
-from server.engine.options import LoopOptions  # noqa: E402
+from server.engine.admission import LoopOptions  # noqa: E402
 from server.events import Event, Finished, GenerationRequest  # noqa: E402
 
 N_ALONE = 50  # tokens of the reply before the prompt arrives

@@ -15,9 +15,9 @@ from model.sampling import SamplingParams
 from model.text.chat import ChatFormat, RenderedPrompt
 from model.text.tokenizer import TextTokenizer
 from server.client import ModelInfo
+from server.engine.admission import LoopOptions
 from server.engine.assembly import EngineOptions, assemble
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
 from server.events import Event, Finished, GenerationRequest, Planned, PlanReport, Progress
 
 

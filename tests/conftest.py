@@ -34,10 +34,10 @@ from model.checkpoint.load import load  # noqa: E402
 from model.codec import StateCodec  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.text.tokenizer import TextTokenizer  # noqa: E402
+from server.engine.admission import LoopOptions  # noqa: E402
 from server.engine.assembly import EngineOptions, disk_tier, metadata  # noqa: E402
 from server.engine.drafting import Drafting  # noqa: E402
 from server.engine.loop import EngineLoop  # noqa: E402
-from server.engine.options import LoopOptions  # noqa: E402
 from server.settings import Settings  # noqa: E402
 from tests.fakes import tiny  # noqa: E402
 

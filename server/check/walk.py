@@ -22,9 +22,9 @@ from model.text.chat import ChatFormat, RenderedPrompt
 from model.text.tokenizer import TextTokenizer
 from server.check.comparing import pass_bound
 from server.check.result import Section
+from server.engine.admission import LoopOptions
 from server.engine.assembly import metadata
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
 from server.events import Event, Failed, Finished, GenerationRequest, Planned, PlanReport, Progress
 
 _N_REPLY = 12

@@ -1,17 +1,57 @@
-"""Which requests are taken, and when one that waits may begin."""
+"""How much the engine takes on: which requests are taken, how long they wait, and whose turn it is.
+
+Turns are fair between tenants, and between the sessions of one. Every tenant has a virtual time that advances
+by the tokens its requests ask for; the tenant that is furthest behind comes next, and among its sessions the
+one that is. One that was idle begins at the time of those that were not: it has saved nothing up. So thirty
+requests of one client delay another's one by a request, not by thirty.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
 from cache.store import Store
-from server.engine.allowance import Allowances
 from server.engine.faults import RETRY_AFTER_S
-from server.engine.options import LoopOptions
 from server.engine.prefill import Prefiller
 from server.engine.ticket import Ticket
-from server.engine.waiting import WaitingLine, expected_tokens
 from server.events import Failed, GenerationRequest
+from server.settings import EngineSettings, SecondsOrNone
+
+MAX_PASSED = 16
+"""A request that does not fit lets so many later ones pass; then they wait until it fits."""
+
+EXPECTED_REPLY_TOKENS = 1024
+"""Reply tokens that admission counts on: most replies are far shorter than their max_tokens."""
+
+_RING_STATES = 3
+"""States that the replies to one prompt keep of it together, whatever room there is."""
+
+_MANY = 1024
+MINUTE_S = 60.0
+
+
+class LoopOptions(EngineSettings):
+    """What the operator says of the loop's work, by the same names, and what only tests and measurements set.
+
+    Attributes:
+        prefill_tokens: tokens prefilled in one step while nothing is being decoded; None for what takes
+            about a second.
+        shared_prefill_tokens: the same while replies are being decoded, whose pause it bounds; None
+            for what takes a quarter of one.
+        checks_store: assert the store's invariants whenever the loop falls idle.
+    """
+
+    stream_interval_seconds: SecondsOrNone = 0.0
+    prefill_tokens: int | None = None
+    shared_prefill_tokens: int | None = None
+    checks_store: bool = False
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> Self:
+        """The operator's decisions."""
+        return cls.model_validate({name: getattr(settings, name) for name in EngineSettings.model_fields})
 
 
 class Admission:
@@ -130,12 +170,152 @@ class Admission:
         return self._state_bytes(expected_tokens(request))
 
 
-_RING_STATES = 3
-"""States that the replies to one prompt keep of it together, whatever room there is."""
-
-
 def _n_places(
     decoding: Sequence[Ticket], prefilling: Sequence[Ticket], width: Callable[[GenerationRequest], int]
 ) -> int:
     """Places in the batch that are taken, or will be once the prompts are read."""
     return len(decoding) + sum(width(ticket.request) for ticket in prefilling)
+
+
+def expected_tokens(request: GenerationRequest) -> int:
+    """Tokens of one sequence of ``request``, prompt and reply, that admission counts on."""
+    return len(request.prompt.ids) + min(request.max_tokens, EXPECTED_REPLY_TOKENS)
+
+
+class WaitingLine:
+    """The tickets of requests that wait, in the order in which they may be admitted.
+
+    Args:
+        max_wait_s: a request that has waited longer is given up; None lets it wait.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float], max_wait_s: float | None = None) -> None:
+        self._clock = clock
+        self._max_wait_s = max_wait_s
+        self._tickets: list[Ticket] = []  # in the order of arrival
+        self._tenants = VirtualTimes()
+        self._sessions: dict[str | None, VirtualTimes] = {}
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._tickets)
+
+    def n_of(self, tenant: str | None) -> int:
+        """Requests of ``tenant`` that wait."""
+        return sum(ticket.request.slot.tenant == tenant for ticket in self._tickets)
+
+    def add(self, ticket: Ticket) -> None:
+        self._tickets.append(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        self._tickets.remove(ticket)
+
+    def clear(self) -> None:
+        self._tickets.clear()
+
+    def take(self, fits: Callable[[GenerationRequest], bool]) -> Ticket | None:
+        """The next request that ``fits``, which no longer waits; None when it is nobody's turn.
+
+        A request that does not fit lets others pass, but not for ever: see :data:`MAX_PASSED`.
+        """
+        passed: list[Ticket] = []
+        for ticket in self._in_turn():
+            if fits(ticket.request):
+                for other in passed:
+                    other.n_passed += 1
+                self._charge(ticket.request)
+                self._tickets.remove(ticket)
+                return ticket
+            if ticket.n_passed >= MAX_PASSED:
+                return None
+            passed.append(ticket)
+        return None
+
+    def take_expired(self) -> list[Ticket]:
+        """Those that have waited too long, and wait no longer."""
+        if self._max_wait_s is None or not self._tickets:
+            return []
+        since = self._clock() - self._max_wait_s
+        expired = [ticket for ticket in self._tickets if ticket.arrived_at < since]
+        self._tickets = [ticket for ticket in self._tickets if ticket.arrived_at >= since]
+        return expired
+
+    def _in_turn(self) -> list[Ticket]:
+        """Those that wait, by whose turn it is; sorting keeps the order of arrival within a session."""
+        return sorted(self._tickets, key=lambda ticket: self._turn(ticket.request))
+
+    def _turn(self, request: GenerationRequest) -> tuple[float, float]:
+        sessions = self._sessions.get(request.slot.tenant)
+        return self._tenants.of(request.slot.tenant), 0.0 if sessions is None else sessions.of(request.slot)
+
+    def _charge(self, request: GenerationRequest) -> None:
+        n_tokens = expected_tokens(request) * request.n_replies
+        self._tenants.charge(request.slot.tenant, n_tokens)
+        self._sessions.setdefault(request.slot.tenant, VirtualTimes()).charge(request.slot, n_tokens)
+        if len(self._sessions) > _MANY:
+            waiting = {ticket.request.slot.tenant for ticket in self._tickets}
+            self._sessions = {t: times for t, times in self._sessions.items() if t in waiting}
+
+
+@dataclass
+class VirtualTimes:
+    """How far each of several claimants has come, in tokens."""
+
+    now: float = 0.0
+    _by_claimant: dict[Hashable, float] = field(default_factory=dict)
+
+    def of(self, claimant: Hashable) -> float:
+        return max(self._by_claimant.get(claimant, 0.0), self.now)
+
+    def charge(self, claimant: Hashable, n_tokens: int) -> None:
+        """``claimant``, whose turn it was, gets ``n_tokens``."""
+        self.now = self.of(claimant)
+        self._by_claimant[claimant] = self.now + n_tokens
+        if len(self._by_claimant) > _MANY:  # those that are not ahead need no note
+            self._by_claimant = {c: t for c, t in self._by_claimant.items() if t > self.now}
+
+
+@dataclass
+class _Account:
+    n_tokens: float
+    filled_at: float
+
+
+class Allowances:
+    """Accounts of tokens, one for each tenant.
+
+    A request is taken as long as the account is not empty, and charged as it is served: it may overdraw the
+    account, and the next one waits the longer.
+
+    Args:
+        tokens_per_minute: what an account gains in a minute, and what it holds at most; None for no limit.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, tokens_per_minute: int | None, clock: Callable[[], float]) -> None:
+        self._per_minute = tokens_per_minute
+        self._clock = clock
+        self._accounts: dict[str | None, _Account] = {}
+
+    def charge(self, tenant: str | None, n_tokens: int) -> None:
+        """``tenant`` was served ``n_tokens``."""
+        if self._per_minute is not None:
+            self._account(tenant, self._per_minute).n_tokens -= n_tokens
+
+    def wait_s(self, tenant: str | None) -> float:
+        """How long until the next request of ``tenant`` is taken, in seconds; 0 for at once."""
+        if self._per_minute is None:
+            return 0.0
+        account = self._account(tenant, self._per_minute)
+        return max(0.0, (1.0 - account.n_tokens) * MINUTE_S / self._per_minute)
+
+    def _account(self, tenant: str | None, per_minute: int) -> _Account:
+        now = self._clock()
+        account = self._accounts.setdefault(tenant, _Account(per_minute, now))
+        gained = (now - account.filled_at) * per_minute / MINUTE_S
+        account.n_tokens = min(account.n_tokens + gained, float(per_minute))
+        account.filled_at = now
+        return account

@@ -24,10 +24,12 @@ from model.forward import Forward
 from model.text.grammar.masks import GrammarTable
 from model.text.tokenizer import TextTokenizer
 from server.client import ModelInfo
+from server.engine.admission import LoopOptions
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
-from server.engine.relief import LEAST_BUDGET
 from server.settings import Settings
+
+LEAST_BUDGET_BYTES = 64 * 2**20
+"""What conversations may hold however little memory there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,6 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
         store,
         stop_ids=frozenset(forward.config.eos_token_ids) | frozenset(tokenizer.eos_ids),
         options=options.loop or LoopOptions.of(settings),
-        is_short_of_memory=device.is_short_of_memory,
         grammars=_in_background(partial(GrammarTable, tokenizer, forward.config.vocab_size)),
     )
     info = ModelInfo(
@@ -118,7 +119,7 @@ def _context_length(config: ModelConfig, asked: int | None) -> int:
 
 def default_budget(device: Device, n_weight_bytes: int) -> int:
     """Bytes for retained conversations: the device's share of what the machine can give, less the weights."""
-    return max(int((device.n_memory_bytes - n_weight_bytes) * device.budget_share), LEAST_BUDGET)
+    return max(int((device.n_memory_bytes - n_weight_bytes) * device.budget_share), LEAST_BUDGET_BYTES)
 
 
 def disk_tier(

@@ -28,9 +28,9 @@ from model.forward import Forward
 from model.logprobs import Logprobs
 from model.state import Checkpoint, State
 from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
-from server.engine.outbox import Outbox
 from server.engine.picking import Checked, check, logprobs_for, pick
 from server.engine.reply import Reply
+from server.engine.ticket import Outbox
 from server.events import TokenLogprob
 
 log = logging.getLogger("crossturn.engine")

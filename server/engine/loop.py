@@ -24,18 +24,14 @@ from model.text.chat import RenderedPrompt
 from model.text.grammar.masks import GrammarTable
 from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats
-from server.engine.admission import Admission
+from server.engine.admission import Admission, LoopOptions
 from server.engine.decode import Decoder
 from server.engine.drafting import Drafting
 from server.engine.faults import failure_of, is_out_of_memory, make_room
-from server.engine.options import LoopOptions
-from server.engine.outbox import Outbox
 from server.engine.planning import Planner
 from server.engine.prefill import Prefill, Prefiller
-from server.engine.relief import Relief
-from server.engine.reply import Reply, ReplyMaker
-from server.engine.siblings import Siblings
-from server.engine.ticket import Prompted, Ticket
+from server.engine.reply import Reply, ReplyMaker, Siblings
+from server.engine.ticket import Outbox, Prompted, Ticket
 from server.events import Emit, Failed, GenerationRequest, Planned, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
@@ -71,7 +67,6 @@ class EngineLoop:
         store: what is remembered of earlier prompts.
         stop_ids: token ids that end a reply.
         grammars: gives the table of grammars when one is wanted; None makes it then.
-        is_short_of_memory: whether the machine is, at the moment.
         clock: seconds, monotonic.
         drafting: how replies are guessed ahead, where the options want that.
     """
@@ -85,7 +80,6 @@ class EngineLoop:
         stop_ids: frozenset[int],
         options: LoopOptions | None = None,
         grammars: Callable[[], GrammarTable] | None = None,
-        is_short_of_memory: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         drafting: Drafting | None = None,
     ) -> None:
@@ -107,7 +101,6 @@ class EngineLoop:
         )
         self._ahead: deque[WarmRequest] = deque()
         self._in_hand: list[Prefill] = []  # the last step fed them, and they have not gone on from there
-        self.relief = Relief(store, is_short_of_memory, clock)
         self.counters = Counters()
 
     # -- what may be asked, between two steps -----------------------------------------------------
@@ -195,7 +188,6 @@ class EngineLoop:
         Returns:
             whether there was anything to do.
         """
-        self.relief.check()
         self._admit()
         has_prefilled = self._prefill()
         has_decoded = self._decode()

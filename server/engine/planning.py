@@ -1,18 +1,33 @@
-"""Chooses what of the memory a prompt continues from, and puts the choice in words for the client."""
+"""Chooses what of the memory a prompt continues from, and puts the choice in words for the client.
+
+A message that a client sends back as text may be tokenised otherwise than it was written. The model wrote
+``hel|lo``, the tokenizer reads the same text as ``hello``: the ids part, although no letter does. Where the
+operator wants it, such a message keeps the ids that were fed. The reply then is the one that a fresh process
+gives on those same ids, and the plan says so.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from cache.planner import TokenIds
+import numpy as np
+
+from cache.boundaries import FIRST_MARK, PromptShape
+from cache.planner import FullRefill, ReplayFromCheckpoint, TokenIds, longest_common_token_prefix
 from cache.selection import Choice
 from cache.store import Store
 from model.text.chat import RenderedPrompt
 from model.text.tokenizer import TextTokenizer
-from server.engine.fed_ids import adopt_fed_ids
-from server.engine.report import plan_report, prompt_shape
 from server.engine.ticket import Prompted
-from server.events import PlanReport, WarmRequest
+from server.events import Divergence, PlanReport, WarmRequest
+
+_CONTEXT_TOKENS = 32
+"""Tokens before the point where the prompt left its conversation, by which the place is found again."""
+
+_BEFORE, _BEHIND = 6, 14
+"""Tokens shown before and from the first different one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +98,200 @@ def _left_behind(choice: Choice) -> tuple[TokenIds, ...]:
     return (choice.source.ids.view[start:].copy(),)
 
 
-_CONTEXT_TOKENS = 32
-"""Tokens before the point where the prompt left its conversation, by which the place is found again."""
+def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
+    """What the cache may know of a prompt beyond its ids.
+
+    The last user query is the last user message before the first shared point: that point lies in
+    the header of the first reply to it, whatever tool rounds follow.
+    """
+    before = bisect_left(
+        prompt.message_starts, prompt.shared_points[0] if prompt.shared_points else len(prompt.ids)
+    )
+    queries = [
+        start
+        for start, role in zip(prompt.message_starts[:before], prompt.message_roles[:before], strict=True)
+        if role == "user"
+    ]
+    return PromptShape(
+        message_starts=prompt.message_starts,
+        shared_points=prompt.shared_points,
+        last_user_start=queries[-1] if queries else None,
+        system_end=prompt.system_end,
+        questions=tuple(
+            start
+            for start, role in zip(prompt.message_starts, prompt.message_roles, strict=True)
+            if role == "user"
+        ),
+    )
+
+
+# -- the choice in words ----------------------------------------------------------------------------
+
+
+def plan_report(
+    choice: Choice, prompt: RenderedPrompt, decode: Callable[[Sequence[int]], str], n_adopted: int = 0
+) -> PlanReport:
+    """The ``crossturn`` object of a response. Call it before the choice is taken.
+
+    Args:
+        decode: ids to text.
+        n_adopted: messages that keep the ids that were fed, see :func:`adopt_fed_ids`.
+    """
+    plan = choice.plan
+
+    def where(position: int) -> str:
+        index = bisect_right(prompt.message_starts, position) - 1
+        if index < 0:
+            return f"token {position}, before the first message"
+        return f"message {index} ({prompt.message_roles[index]}), at token {position}"
+
+    plural = "s" if n_adopted > 1 else ""
+    adopted = f" {n_adopted} message{plural} kept the ids that were fed." if n_adopted else ""
+    return PlanReport(
+        slot=str(choice.slot),
+        mode=type(plan.mode).__name__,  # type: ignore[arg-type]
+        prompt_tokens=len(prompt.ids),
+        shared_tokens=plan.shared_token_prefix_len,
+        reused_tokens=plan.reusable_len,
+        read_ahead_tokens=_n_read_ahead(choice),
+        prefilled_tokens=plan.suffix_len,
+        checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
+        reason=reason(choice, where) + adopted,
+        parent=None if choice.parent is None else f"{choice.parent.slot}/{choice.parent.number}",
+        divergence=_divergence(choice, prompt, decode),
+    )
+
+
+def _n_read_ahead(choice: Choice) -> int:
+    """Of the tokens that are reused, those that were read ahead, between two turns of the session."""
+    source = choice.source
+    if source is None or source.ahead_from is None or source.slot != choice.slot:
+        return 0
+    return max(0, choice.plan.reusable_len - source.ahead_from)
+
+
+def _divergence(
+    choice: Choice, prompt: RenderedPrompt, decode: Callable[[Sequence[int]], str]
+) -> Divergence | None:
+    at, source = choice.diverged_at, choice.source
+    if at is None or source is None or source.slot != choice.slot:
+        return None  # what another session said is told to nobody
+    index = bisect_right(prompt.message_starts, at) - 1
+
+    def around(ids: TokenIds) -> str:
+        return decode([int(token) for token in ids[max(0, at - _BEFORE) : at + _BEHIND]])
+
+    return Divergence(
+        message=index,
+        role=prompt.message_roles[index] if index >= 0 else "",
+        is_last=index >= len(prompt.message_starts) - 2,
+        kept=around(source.ids.view),
+        sent=around(prompt.ids),
+    )
+
+
+def reason(choice: Choice, where: Callable[[int], str] = "token {}".format) -> str:
+    """One sentence: what was reused and why no more.
+
+    Args:
+        where: names a position for a reader, e.g. ``message 4 (user)``.
+    """
+    plan = choice.plan
+    if plan.mismatch is not None:
+        return f"The retained entry has another {plan.mismatch}, so nothing of it can be reused."
+    if choice.source is None:
+        return "Nothing is retained for this session yet."
+    if choice.origin == "kindred":
+        return f"{plan.reusable_len} tokens are reused, copied from a conversation of another session."
+    if choice.origin == "shared":
+        return f"{plan.reusable_len} tokens are reused, copied from the system prompt of another session."
+    if plan.shared_token_prefix_len == 0:
+        return "The prompt differs from everything retained at its first token."
+    if choice.diverged_at is not None:
+        left = f"The prompt leaves the retained entry in {where(choice.diverged_at)}"
+        if choice.diverged_at < FIRST_MARK:
+            return f"{left}, so near its beginning that no state before it could save anything."
+        return f"{left}; {_reused(choice)}."
+    if plan.shared_token_prefix_len == len(choice.prompt_ids):
+        return f"The whole prompt is retained, and its last token must be fed anew; {_reused(choice)}."
+    return f"The prompt continues the retained entry; {_reused(choice)}."
+
+
+def _reused(choice: Choice) -> str:
+    if isinstance(choice.plan.mode, FullRefill):
+        return "no checkpoint lies before that point"
+    whence = ", copied from a request that still runs" if choice.origin == "running" else ""
+    if choice.parent is not None and not whence:
+        whence = f", copied from entry {choice.parent.number}, which goes on"
+    return f"{choice.plan.reusable_len} tokens are reused{whence}"
+
+
+# -- messages that keep the ids that were fed -------------------------------------------------------
+
+
+def adopt_fed_ids(
+    prompt: RenderedPrompt,
+    fed: TokenIds,
+    tokenizer: TextTokenizer,
+    *,
+    end_ids: frozenset[int],
+    max_tokens: int,
+) -> tuple[RenderedPrompt, int]:
+    """``prompt`` with the ids of ``fed`` for messages that read the same.
+
+    Args:
+        prompt: as it was rendered.
+        fed: uint32 [m], the ids of a remembered conversation.
+        end_ids: control tokens that close a message.
+        max_tokens: the prompt may not grow beyond this.
+
+    Returns:
+        the prompt, and how many messages keep the ids that were fed.
+    """
+    n_adopted = 0
+    while True:
+        parted = longest_common_token_prefix(prompt.ids, fed)
+        start = max((s for s in prompt.message_starts if s <= parted), default=0)
+        ours, theirs = _message_end(prompt.ids, parted, end_ids), _message_end(fed, parted, end_ids)
+        if ours is None or theirs is None or len(prompt.ids) + theirs - ours > max_tokens:
+            return prompt, n_adopted
+        if _reading(prompt.ids[start:ours], tokenizer) != _reading(fed[start:theirs], tokenizer):
+            return prompt, n_adopted
+        prompt = _spliced(prompt, fed[start:theirs], start, ours)
+        n_adopted += 1
+
+
+def _message_end(ids: TokenIds, parted: int, end_ids: frozenset[int]) -> int | None:
+    """The position after the token that closes the message in which ``parted`` lies."""
+    closers = np.flatnonzero(np.isin(ids[parted:], list(end_ids)))
+    return None if len(closers) == 0 else parted + int(closers[0]) + 1
+
+
+def _reading(ids: TokenIds, tokenizer: TextTokenizer) -> list[int | bytes]:
+    """Text runs as bytes, control tokens as ids: a control token never equals the text of its name."""
+    controls = {token.id for token in tokenizer.controls.values()}
+    reading: list[int | bytes] = []
+    for token in ids.tolist():
+        if token in controls:
+            reading.append(token)
+        elif reading and isinstance(reading[-1], bytes):
+            reading[-1] += tokenizer.token_bytes(token)
+        else:
+            reading.append(tokenizer.token_bytes(token))
+    return reading
+
+
+def _spliced(prompt: RenderedPrompt, ids: TokenIds, start: int, end: int) -> RenderedPrompt:
+    """``prompt`` with ``ids`` in the place of its tokens from ``start`` to ``end``."""
+    shift = len(ids) - (end - start)
+
+    def moved(position: int) -> int:
+        return position if position <= start else position + shift
+
+    return replace(
+        prompt,
+        ids=np.concatenate([prompt.ids[:start], ids, prompt.ids[end:]]),
+        message_starts=tuple(map(moved, prompt.message_starts)),
+        shared_points=tuple(moved(p) for p in prompt.shared_points if not start < p < end),
+        system_end=moved(prompt.system_end),
+    )

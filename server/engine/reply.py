@@ -1,11 +1,19 @@
-"""One answer that is being written: its tokens, its text, how it ends."""
+"""One answer that is being written: its tokens, its text, what its next token may be, how it ends.
+
+Beyond what the model wants, two things decide about the next token: a thought whose budget is spent ends,
+and behind the thought a grammar allows what fits it. In front of a grammar a thought cannot end the reply. A
+model that wants to end there has thought enough: its end token is swapped for what closes the thought, and
+the grammar begins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from cache.entry import RunningEntry
 from cache.state import Checkpoint
@@ -14,10 +22,39 @@ from model.text.deltas import Delta, joined
 from model.text.grammar.masks import Grammar, GrammarTable
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.tokenizer import TextTokenizer
-from server.engine.constraint import Constraint
 from server.engine.drafting import Drafting, Speculation
-from server.engine.siblings import Siblings
+from server.engine.ticket import Ticket
 from server.events import Emit, Finished, FinishReason, GenerationRequest, Progress, ReplyFormat, TokenLogprob
+
+STOP_STATE_GAP = 32
+"""Generated tokens between two states kept for stop strings: so many are fed again at most, but for text
+that might have become a stop string."""
+
+
+@dataclass(eq=False)
+class Siblings:
+    """``n`` replies to one prompt, which begin one after another as places come free.
+
+    Attributes:
+        base: the entry of the prompt, from which the replies still to come branch off; None when all have
+            begun.
+        logits: [V], the prompt's last.
+        grammar: what their content must match, at its start.
+        quotes: uint32 arrays, what they may quote besides the prompt.
+        n_begun: replies that have begun.
+    """
+
+    ticket: Ticket
+    base: RunningEntry | None
+    logits: mx.array
+    grammar: Grammar | None = None
+    quotes: tuple[NDArray[np.uint32], ...] = ()
+    n_begun: int = 0
+
+    @property
+    def n_to_come(self) -> int:
+        """Replies that have not begun."""
+        return 0 if self.base is None else self.ticket.request.n_replies - self.n_begun
 
 
 @dataclass(eq=False)
@@ -167,9 +204,61 @@ class Reply:
             self.running.rewind(self.running.ring.at(lengths[-1]))
 
 
-STOP_STATE_GAP = 32
-"""Generated tokens between two states kept for stop strings: so many are fed again at most, but for text
-that might have become a stop string."""
+class Constraint:
+    """Watches one reply through its reader, which has read every token before the next is judged.
+
+    Args:
+        reader: the reply so far.
+        max_thought_tokens: the thought is closed after so many; None for no limit.
+        closing_ids: what closes it.
+        grammar: what the content must be; None for anything.
+        end_ids: what ends a reply, and in front of a grammar the thought alone.
+    """
+
+    def __init__(
+        self,
+        reader: ReplyReader,
+        *,
+        max_thought_tokens: int | None,
+        closing_ids: Sequence[int],
+        grammar: Grammar | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        self._reader = reader
+        self._max_thought_tokens = max_thought_tokens
+        self._closing_ids = tuple(closing_ids)
+        self._forced: list[int] = []
+        self._grammar = grammar
+        self._end_ids = mx.array(list(end_ids), dtype=mx.uint32)
+        self._was_swapped: mx.array | None = None  # lazy bool, of the token sampled last
+        self._n_accepted = 0
+
+    def mask(self, vocab_size: int) -> mx.array | None:
+        """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
+        if self._was_swapped is not None and self._was_swapped.item():
+            self._forced = list(self._closing_ids[1:])
+        elif not self._forced and self._is_spent():
+            self._forced = list(self._closing_ids)
+        self._was_swapped = None
+        if self._forced:
+            return mx.arange(vocab_size) == self._forced.pop(0)
+        if self._grammar is None or self._reader.in_thought:
+            return None
+        for token_id in self._reader.content_ids[self._n_accepted :]:
+            self._grammar.accept(token_id)
+        self._n_accepted = len(self._reader.content_ids)
+        return self._grammar.mask()
+
+    def swap(self, token: mx.array) -> mx.array:
+        """What is written in place of ``token``, the one sampled under the last mask (lazy scalar)."""
+        if self._grammar is None or not self._reader.in_thought:
+            return token
+        self._was_swapped = mx.any(token == self._end_ids)
+        return mx.where(self._was_swapped, self._closing_ids[0], token).astype(token.dtype)
+
+    def _is_spent(self) -> bool:
+        budget = self._max_thought_tokens
+        return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget
 
 
 class ReplyMaker:

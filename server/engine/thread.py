@@ -1,15 +1,19 @@
 """The engine thread: owns the weights, every ``mx.array``, the slots and the store.
 
 The event loop reaches it through one queue of messages; events go back through the ``emit`` of each request.
-The algorithm itself is in ``server/engine/loop.py``.
+The algorithm itself is in ``server/engine/loop.py``. Two guards of the thread are here as well:
+:class:`Relief` gives memory back when the machine runs short, and :class:`Watchdog` notices an engine that
+does not move.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -17,15 +21,18 @@ from typing import TypeVar
 import mlx.core as mx
 
 from cache.store import Store
+from model.backend import detect
 from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats, ModelInfo
-from server.engine.assembly import EngineOptions, assemble
+from server.engine.assembly import LEAST_BUDGET_BYTES, EngineOptions, assemble
 from server.engine.loop import EngineLoop
-from server.engine.relief import CHECK_S
-from server.engine.watchdog import Watchdog
 from server.events import Emit, Failed, GenerationRequest, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
+
+CHECK_S = 2.0
+"""Seconds between two questions how the machine's memory stands."""
+_REGAINED = 16  # a sixteenth of the whole budget comes back at a time
 
 T = TypeVar("T")
 Message = Callable[[EngineLoop], None]
@@ -134,19 +141,20 @@ class Engine:
         self._loop = loop
         ready.set_result(info)
         try:
-            self._go(loop)
+            self._go(loop, Relief(loop.store, detect().is_short_of_memory, time.monotonic))
         finally:
             loop.cancel_all()
             self._refuse_the_rest(loop)
             loop.store.disk.close()
 
-    def _go(self, loop: EngineLoop) -> None:
+    def _go(self, loop: EngineLoop, relief: Relief) -> None:
         """Step until the engine is told to stop. A fault that no request answers for is survived with what
         is still sound; another one before a single step was made in between is not."""
         n_steps_at_fault = -1
         while not self._is_drained(loop):
             try:
-                self._receive(loop)
+                self._receive(loop, relief)
+                relief.check()
                 loop.step()
             except BaseException as fault:
                 log.critical("the engine's loop failed; what it was doing is dropped", exc_info=fault)
@@ -161,13 +169,13 @@ class Engine:
             return False
         return not loop.has_requests or time.monotonic() >= self._drain_until
 
-    def _receive(self, loop: EngineLoop) -> None:
+    def _receive(self, loop: EngineLoop, relief: Relief) -> None:
         """Take all messages there are; with nothing to do, wait for one."""
         n_waits = 0
         while not (loop.has_work or self._take(loop, timeout=CHECK_S)):
             if n_waits == 0:
-                loop.relief.rest()
-            loop.relief.check()
+                relief.rest()
+            relief.check()
             n_waits += 1
         while self._take(loop):
             pass
@@ -189,3 +197,92 @@ class Engine:
         while self._take(loop):
             pass
         loop.cancel_all()
+
+
+class Relief:
+    """Shrinks the store's budget while the machine is short of memory, and lets it grow back afterwards.
+
+    Args:
+        store: what conversations are held in.
+        is_short: whether the machine is short of memory now.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, store: Store, is_short: Callable[[], bool], clock: Callable[[], float]) -> None:
+        self._store = store
+        self._is_short = is_short
+        self._clock = clock
+        self._whole = store.budget_bytes
+        self._next_check = clock()
+
+    def check(self) -> None:
+        """Adapt the budget, if it is time to ask again."""
+        now = self._clock()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_S
+        store = self._store
+        if self._is_short():
+            kept = min(store.budget_bytes, store.n_bytes) * 3 // 4
+            store.budget_bytes = max(LEAST_BUDGET_BYTES, kept)
+            store.enforce()
+            mx.clear_cache()
+        elif store.budget_bytes < self._whole:
+            store.budget_bytes = min(self._whole, store.budget_bytes + self._whole // _REGAINED)
+            store.enforce()  # what may rest beyond a budget ends with it
+
+    def rest(self) -> None:
+        """Nothing is left to do: what MLX keeps for the next arrays goes back to the system."""
+        mx.clear_cache()
+
+
+class Watchdog:
+    """Looks at the engine's pulse now and then, on a thread of its own.
+
+    Args:
+        stats: of now; may be called from any thread.
+        stall_s: an engine that has work and has not moved for so long is stuck.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats], stall_s: float) -> None:
+        self._stats = stats
+        self._stall_s = stall_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._seen = -1
+        self._has_told = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def look(self) -> bool:
+        """Look once; the stacks are logged once for each time that the engine is stuck.
+
+        Returns:
+            whether the engine had work at this and the last look, and has not moved between them.
+        """
+        stats = self._stats()
+        has_work = stats.n_running + stats.n_waiting > 0
+        is_stuck = has_work and stats.n_steps == self._seen
+        self._seen = stats.n_steps if has_work else -1
+        if is_stuck and not self._has_told:
+            log.critical("the engine has not moved for %g s:\n%s", self._stall_s, stacks())
+        self._has_told = is_stuck
+        return is_stuck
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(self._stall_s):
+            self.look()
+
+
+def stacks() -> str:
+    """Where every thread of the process stands."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )

@@ -10,13 +10,10 @@ from cache.entry import RunningEntry
 from cache.planner import SlotKey
 from model.forward import Forward, Part, Prefilled
 from model.sampling import SamplingParams
-from server.engine.allowance import Allowances
+from server.engine.admission import MAX_PASSED, Allowances, LoopOptions, WaitingLine
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
-from server.engine.reply import Reply
-from server.engine.siblings import Siblings
+from server.engine.reply import Reply, Siblings
 from server.engine.ticket import Ticket
-from server.engine.waiting import MAX_PASSED, WaitingLine
 from server.events import Finished, GenerationRequest, Prefilling, Progress
 from tests.fakes.cache_kit import FakeClock
 from tests.fakes.driver import Driver, Outcome, chat_prompt, plain_prompt

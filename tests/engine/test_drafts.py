@@ -13,10 +13,10 @@ from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.grammar.rules import json_schema
 from model.text.tokenizer import TextTokenizer
+from server.engine.admission import LoopOptions
 from server.engine.drafting import SIZES, Acceptance, Costs, Drafting, MeasuredDepth, Speculation
 from server.engine.lookup import Lookup
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
 from server.events import Progress, ReplyFormat, TokenLogprob
 from tests.fakes.drafters import Always, Oracle
 from tests.fakes.driver import GREEDY, Driver, Outcome, chat_prompt, plain_prompt

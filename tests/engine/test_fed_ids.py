@@ -9,9 +9,9 @@ import numpy as np
 from model.forward import Forward
 from model.text.chat import RenderedPrompt
 from model.text.tokenizer import TextTokenizer
-from server.engine.fed_ids import adopt_fed_ids
+from server.engine.admission import LoopOptions
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
+from server.engine.planning import adopt_fed_ids
 from tests.fakes.driver import Driver
 
 MakeLoop = Callable[..., EngineLoop]

@@ -10,9 +10,9 @@ import pytest
 
 from model.forward import Forward
 from model.text.deltas import ContentDelta
+from server.engine.admission import LoopOptions
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
-from server.engine.outbox import Outbox
+from server.engine.ticket import Outbox
 from server.events import (
     Emit,
     Event,

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from server.engine import relief as relief_module
+from server.engine import thread as thread_module
 from server.engine.loop import EngineLoop
-from server.engine.relief import CHECK_S, Relief
+from server.engine.thread import CHECK_S, Relief
 from tests.fakes.cache_kit import FakeClock
 from tests.fakes.driver import Driver
 
@@ -19,7 +19,7 @@ BUDGET = 2**26
 
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief_module, "LEAST_BUDGET", 2**16)
+    monkeypatch.setattr(thread_module, "LEAST_BUDGET_BYTES", 2**16)
 
 
 class Machine:

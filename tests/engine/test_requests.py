@@ -12,9 +12,9 @@ from model.devices.metal.device import MetalDevice
 from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.tokenizer import TextTokenizer
+from server.engine.admission import LoopOptions
 from server.engine.assembly import EngineOptions, assemble, default_budget
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
 from server.events import Finished, Planned, Progress, ReplyFormat
 from server.settings import Settings
 from tests.fakes import tiny

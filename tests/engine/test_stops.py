@@ -9,8 +9,8 @@ import pytest
 
 from model.forward import Forward
 from model.sampling import SamplingParams
+from server.engine.admission import LoopOptions
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
 from server.engine.reply import STOP_STATE_GAP
 from server.events import Progress, ReplyFormat
 from tests.fakes.driver import Driver

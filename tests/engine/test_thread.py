@@ -15,8 +15,7 @@ from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats
 from server.engine.assembly import EngineOptions
 from server.engine.loop import EngineLoop
-from server.engine.thread import Engine
-from server.engine.watchdog import Watchdog
+from server.engine.thread import Engine, Watchdog
 from server.events import Event, Failed, Finished, GenerationRequest
 from server.http.watch import Pulse
 from server.settings import Settings

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from model.state import Recurrent, State
 from model.text.chat import RenderedPrompt
+from server.engine.admission import LoopOptions
 from server.engine.drafting import Drafting
 from server.engine.loop import EngineLoop
-from server.engine.options import LoopOptions
 from tests.fakes.drafters import Always, Guesser
 from tests.fakes.driver import Driver, chat_prompt
 

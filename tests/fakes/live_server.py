@@ -20,8 +20,8 @@ from model.sampling import SamplingParams
 from model.text.chat import ChatFormat
 from model.text.grammar.compiler import GrammarCompiler
 from model.text.tokenizer import TextTokenizer
+from server.engine.admission import LoopOptions
 from server.engine.assembly import EngineOptions
-from server.engine.options import LoopOptions
 from server.engine.thread import Engine
 from server.http.app import create_app
 from server.http.connection import connection_within

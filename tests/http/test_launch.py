@@ -9,7 +9,7 @@ import pytest
 
 from model.errors import CheckpointError
 from model.sampling import SamplingParams
-from server.engine.options import LoopOptions
+from server.engine.admission import LoopOptions
 from server.launch import engine_options, names_of
 from server.settings import EngineSettings, Settings
 from server.turn.served import read_defaults

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import server.engine.assembly as assembly
-from server.engine.options import LoopOptions
+from server.engine.admission import LoopOptions
 from server.settings import Settings
 from tests.fakes.asking import ask, stream
 from tests.fakes.chatml import chat_with, tool

@@ -9,7 +9,7 @@ from cache.entry import RunningEntry
 from cache.planner import SlotKey, TokenIds
 from cache.selection import Choice
 from cache.store import Store
-from server.engine.report import reason
+from server.engine.planning import reason
 from tests.fakes.cache_kit import METADATA, OTHER, SLOT, make_store
 from tests.fakes.fake_state import FakeState
 
