@@ -25,7 +25,7 @@ import numpy as np
 from cache.boundaries import due_while_decoding
 from model.batch import DecodeBatch
 from model.forward import Forward
-from model.logprobs import Logprobs
+from model.logprobs import Logprobs, arrays_of
 from model.state import Checkpoint, State
 from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
 from server.engine.picking import Checked, check, logprobs_for, pick
@@ -102,7 +102,8 @@ class Decoder:
         token = pick([reply], logits[None])[0]
         if reply.fault is not None:
             raise reply.fault
-        self._note_logprobs(key, logprobs_for(reply, logits, token))
+        (logprobs,) = logprobs_for([reply], logits[None], token.reshape(1))
+        self._note_logprobs(key, logprobs)
         token = token.reshape(1)
         if reply.has_stops:
             reply.keep_stop_state(reply.running.state.snapshot())
@@ -174,10 +175,10 @@ class Decoder:
     def _sample(self, logits: mx.array) -> None:
         self._sampled, self._logprobs = pick(self.replies, logits), {}
         if self._have_logprobs:
-            for row, (key, reply) in enumerate(self._replies.items()):
-                self._note_logprobs(key, logprobs_for(reply, logits[row], self._sampled[row]))
-        arrays = [array for logprobs in self._logprobs.values() for array in logprobs.arrays]
-        mx.async_eval(self._sampled, *arrays)  # type: ignore[no-untyped-call]
+            told = logprobs_for(self.replies, logits, self._sampled)
+            for key, logprobs in zip(self._replies, told, strict=True):
+                self._note_logprobs(key, logprobs)
+        mx.async_eval(self._sampled, *arrays_of(self._logprobs.values()))  # type: ignore[no-untyped-call]
 
     def _note_logprobs(self, key: int, logprobs: Logprobs | None) -> None:
         if logprobs is not None:
@@ -266,11 +267,10 @@ class Decoder:
         try:
             checked = check(replies, [drafts[row] for row in rows], of_free)
         except Exception:
-            tokens = cast(list[int], pick(replies, of_free[:, 0]).tolist())
-            checked = [
-                Checked(0, token, (logprobs_for(reply, of_free[i, 0], token),))
-                for i, (reply, token) in enumerate(zip(replies, tokens, strict=True))
-            ]
+            picked = pick(replies, of_free[:, 0])
+            told = logprobs_for(replies, of_free[:, 0], picked)
+            tokens = cast(list[int], picked.tolist())
+            checked = [Checked(0, token, (own,)) for token, own in zip(tokens, told, strict=True)]
         return {keys[row]: each for row, each in zip(rows, checked, strict=True)}
 
     def _accept(
@@ -301,8 +301,9 @@ class Decoder:
         """
         for n, token in enumerate(fed):
             self._take(reply, token, logprobs)
-            picked = cast(int, pick([reply], logits[n : n + 1]).item())
-            logprobs = logprobs_for(reply, logits[n], picked)
+            following = pick([reply], logits[n : n + 1])
+            (logprobs,) = logprobs_for([reply], logits[n : n + 1], following)
+            picked = cast(int, following.item())
             if reply.is_over or [picked] != list(fed[n + 1 : n + 2]):
                 return n + 1, picked, logprobs
         raise AssertionError("the last token of a draft is followed by none")

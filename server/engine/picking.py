@@ -25,7 +25,7 @@ class Checked:
 
     n_accepted: int
     token: int
-    logprobs: tuple[Logprobs | None, ...]
+    logprobs: Sequence[Logprobs | None]
 
 
 def pick(replies: Sequence[Reply], logits: mx.array) -> mx.array:
@@ -44,12 +44,10 @@ def pick(replies: Sequence[Reply], logits: mx.array) -> mx.array:
         return mx.concatenate([_pick_alone(*row) for row in rows])
 
 
-def logprobs_for(reply: Reply, logits: mx.array, token: mx.array | int) -> Logprobs | None:
-    """What the model thought of ``token``, from its ``logits`` [V], if the client wants to know."""
-    n_top = reply.request.top_logprobs
-    if n_top is None:
-        return None
-    return logprobs_of(logits, mx.array(token, mx.uint32) if isinstance(token, int) else token, n_top)
+def logprobs_for(replies: Sequence[Reply], logits: mx.array, tokens: mx.array) -> list[Logprobs | None]:
+    """What the model thought of each reply's own of ``tokens`` [B], from its row of ``logits`` [B, V], if the
+    client wants to know."""
+    return logprobs_of(logits, tokens, [reply.request.top_logprobs for reply in replies])
 
 
 def check(replies: Sequence[Reply], drafts: Sequence[Sequence[int]], logits: mx.array) -> list[Checked]:
@@ -69,14 +67,20 @@ def check(replies: Sequence[Reply], drafts: Sequence[Sequence[int]], logits: mx.
         places += [row * logits.shape[1] + n for n in range(len(draft) + 1)]
     flat = logits.reshape(-1, logits.shape[2])
     rows = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
-    picked = cast(list[int], sample_rows(samplers, rows).tolist())
+    tokens = sample_rows(samplers, rows)
+    n_tops = [
+        reply.request.top_logprobs
+        for reply, draft in zip(replies, drafts, strict=True)
+        for _ in range(len(draft) + 1)
+    ]
+    logprobs = logprobs_of(rows, tokens, n_tops)
+    picked = cast(list[int], tokens.tolist())
     checked, start = [], 0
     for reply, draft in zip(replies, drafts, strict=True):
         own = picked[start : start + len(draft) + 1]
         n_accepted = next((n for n, token in enumerate(draft) if token != own[n]), len(draft))
         reply.sampler = samplers[start + n_accepted]
-        logprobs = tuple(logprobs_for(reply, rows[start + n], own[n]) for n in range(n_accepted + 1))
-        checked.append(Checked(n_accepted, own[n_accepted], logprobs))
+        checked.append(Checked(n_accepted, own[n_accepted], logprobs[start : start + n_accepted + 1]))
         start += len(draft) + 1
     return checked
 

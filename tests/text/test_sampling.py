@@ -188,11 +188,26 @@ def test_f06_log_probabilities_are_the_models_own(n_top: int) -> None:
     logits = logits_of(10)
     wanted = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     token = 77
-    own, alternatives = logprobs_of(mx.array(logits), mx.array(token), n_top).read()
+    (told,) = logprobs_of(mx.array(logits)[None], mx.array([token]), [n_top])
+    assert told is not None
+    own, alternatives = told.read()
     assert own == pytest.approx(wanted[token], abs=1e-4)
     order = np.argsort(-wanted)[:n_top]
     assert [token_id for token_id, _ in alternatives] == order.tolist()
     np.testing.assert_allclose([value for _, value in alternatives], wanted[order], atol=1e-4)
+
+
+def test_log_probabilities_do_not_depend_on_which_rows_are_asked_together() -> None:
+    rows = np.stack([np.round(logits_of(i), 1) for i in range(4)])  # rounded: there are ties
+    tokens, n_top = [3, 9, 27, 81], [5, None, 20, 5]
+    told = logprobs_of(mx.array(rows), mx.array(tokens), n_top)
+    assert told[1] is None
+    for row in (0, 2, 3):
+        together = told[row]
+        (alone,) = logprobs_of(mx.array(rows[row : row + 1]), mx.array(tokens[row : row + 1]), [n_top[row]])
+        assert together is not None
+        assert alone is not None
+        assert together.read() == alone.read()
 
 
 @pytest.mark.parametrize("n_top", [1, 3, 20, 100])
