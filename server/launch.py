@@ -24,7 +24,7 @@ from model.text.tokenizer import TextTokenizer
 from server.engine.assembly import EngineOptions
 from server.engine.thread import Engine
 from server.http.gateway import Gateway
-from server.http.keys import Keys
+from server.http.intake import Keys
 from server.lifetime import serve_http
 from server.listen import is_loopback, url_of
 from server.loading import loading, settle_bars
@@ -64,11 +64,11 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
         sampling=sampling,
     )
     tracing = Tracing.over_http() if settings.otel else None
-    gateway = Gateway(engine, served, settings, keys, tracing=tracing)
+    gateway = Gateway(engine, served, settings, tracing=tracing)
     warn_of_strangers(settings, keys)
     try:
         preload(engine, settings.preload)
-        serve_http(gateway, listener, watch, lambda: print(ready_line(listener, served), flush=True))
+        serve_http(gateway, keys, listener, watch, lambda: print(ready_line(listener, served), flush=True))
     finally:
         gateway.close()
         if tracing is not None:

@@ -13,9 +13,9 @@ from types import FrameType
 import uvicorn
 
 from server.http.app import create_app
-from server.http.connection import connection_within
-from server.http.gate import MAX_HEAD_BYTES
+from server.http.connection import MAX_HEAD_BYTES, connection_within
 from server.http.gateway import Gateway
+from server.http.intake import Keys
 from server.signals import SignalWatch
 
 _LAST_WORDS_S = 0.5
@@ -89,11 +89,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve_http(
-    gateway: Gateway, listener: socket.socket, watch: SignalWatch, on_ready: Callable[[], None]
+    gateway: Gateway, keys: Keys, listener: socket.socket, watch: SignalWatch, on_ready: Callable[[], None]
 ) -> None:
-    """Serve ``gateway`` on ``listener`` until SIGINT, SIGTERM or SIGHUP."""
+    """Serve ``gateway`` to whoever has one of ``keys`` on ``listener`` until SIGINT, SIGTERM or SIGHUP."""
     config = uvicorn.Config(
-        create_app(gateway),
+        create_app(gateway, keys),
         http=connection_within(gateway.settings.receive_seconds),
         ws="none",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,

@@ -13,9 +13,9 @@ from server.anthropic.request import marks_cache, turn_of
 from server.anthropic.schema.replies import CountBody, MessageBody
 from server.anthropic.schema.requests import CountTokensRequest, MessagesRequest
 from server.anthropic.thinking import shows_thoughts
+from server.http.dialect import takes
 from server.http.gateway import Gateway
 from server.http.intake import Arrival, arrives
-from server.http.openapi import takes
 from server.http.schema import parse
 from server.settings import Settings
 from server.turn.compose import ComposedTurn, compose, count_tokens

@@ -9,10 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from server.anthropic.dialect import ANTHROPIC
+from server.http.connection import Gate
+from server.http.dialect import document
 from server.http.failures import Failures
-from server.http.gate import Gate
 from server.http.gateway import Gateway
-from server.http.openapi import document
+from server.http.intake import Keys
 from server.native import health
 from server.native.dialect import NATIVE
 from server.openai.dialect import OPENAI
@@ -27,21 +28,23 @@ ON_THIS_MACHINE = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.[0-9]{1,3}){
 """Origins of pages that this machine serves itself."""
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The ASGI application over ``gateway``."""
+def create_app(gateway: Gateway, keys: Keys | None = None) -> FastAPI:
+    """The ASGI application over ``gateway``; without ``keys`` everybody is let in."""
+    keys = keys or Keys()
     app = FastAPI(
         title="crossturn",
         version=version("crossturn"),
         summary="OpenAI-compatible chat over Qwen3.5 hybrid models that never reads a conversation twice",
     )
     app.state.gateway = gateway
+    app.state.keys = keys
     page = read_page()
     routers = [router(gateway) for dialect in DIALECTS for router in dialect.routers]
     routers += [health.router(gateway, page), page_files(page)]
     paths = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
     failures = Failures(DIALECTS, paths)
     failures.install(app)
-    app.add_middleware(Gate, gateway=gateway, failures=failures)
+    app.add_middleware(Gate, settings=gateway.settings, keys=keys, failures=failures)
     # Preflights carry no key: the middleware answers them before any route asks for one.
     app.add_middleware(
         CORSMiddleware,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +16,9 @@ from typing import ParamSpec, TypeVar
 from fastapi import Request, Response
 
 from server.client import EngineClient
-from server.errors import UnavailableError
+from server.errors import LateBodyError, UnavailableError
 from server.events import Failed
-from server.http.answer import Answer, ReplyEncoder
-from server.http.arrivals import Arrivals
-from server.http.keys import Keys
-from server.http.run import Courier, Run
+from server.http.run import Answer, Courier, ReplyEncoder, Run
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord, Timeline
@@ -38,6 +36,78 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Arrivals:
+    """The bodies that are being received.
+
+    Args:
+        max_bytes: what they may hold together; one more is refused.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._timeouts: set[asyncio.Timeout] = set()
+        self._is_over = False
+
+    @asynccontextmanager
+    async def one(self, seconds: float) -> AsyncGenerator[Arriving, None]:
+        """Receive a body inside, within ``seconds``.
+
+        Raises:
+            LateBodyError: it takes longer.
+            UnavailableError: the server stops meanwhile, or there is no memory for it.
+        """
+        arriving = Arriving(self)
+        try:
+            async with asyncio.timeout(0 if self._is_over else seconds) as timeout:
+                self._timeouts.add(timeout)
+                try:
+                    yield arriving
+                finally:
+                    self._timeouts.discard(timeout)
+                    self._n_bytes -= arriving.n_bytes
+        except TimeoutError:
+            if self._is_over:
+                raise UnavailableError(
+                    "The server is shutting down.", code="shutting_down", retry_after_s=10
+                ) from None
+            raise LateBodyError(
+                f"The body did not arrive within {seconds:g} s.", code="request_timeout"
+            ) from None
+
+    def hold(self, n_bytes: int) -> None:
+        """Make room for ``n_bytes`` more."""
+        if self._n_bytes + n_bytes > self._max_bytes:
+            raise UnavailableError(
+                "Too many requests are being received.", code="overloaded", retry_after_s=2
+            )
+        self._n_bytes += n_bytes
+
+    def stop(self) -> None:
+        """Wait for no body any longer."""
+        self._is_over = True
+        now = asyncio.get_running_loop().time()
+        for timeout in self._timeouts:
+            timeout.reschedule(now)
+
+
+class Arriving:
+    """One body that is being received; its bytes count until it is handed over."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self.n_bytes = 0
+
+    def hold(self, n_bytes: int) -> None:
+        """Make room for ``n_bytes`` more.
+
+        Raises:
+            UnavailableError: there is none.
+        """
+        self._arrivals.hold(n_bytes)
+        self.n_bytes += n_bytes
+
+
 @dataclass
 class Gateway:
     """What every route works with; lives on the event loop.
@@ -46,7 +116,6 @@ class Gateway:
         engine: does the work.
         served: the model.
         settings: the operator's decisions.
-        keys: who may ask.
         clock: seconds, monotonic.
         tracing: where traces of requests go, if anywhere.
         on_close: what rooms have to do at the end.
@@ -59,7 +128,6 @@ class Gateway:
     engine: EngineClient
     served: Served
     settings: Settings
-    keys: Keys = field(default_factory=Keys)
     clock: Callable[[], float] = time.monotonic
     on_close: list[Callable[[], None]] = field(default_factory=list)
     tracing: Tracing | None = None

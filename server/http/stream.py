@@ -1,23 +1,24 @@
-"""Server-sent events: frames, keep-alives, and the end of a stream whatever happens."""
+"""Server-sent events: frames, keep-alives, clients that leave or stall, and the end of a stream whatever
+happens."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from model.errors import CrossturnError
-from server.http.run import run_until_disconnect
-from server.http.watch import Watch
 
 log = logging.getLogger("crossturn.stream")
+
+T = TypeVar("T")
 
 COMMENT = b": keep-alive\n\n"
 """Clients skip it, proxies see that the connection lives."""
@@ -177,3 +178,82 @@ class _Wire:
         """Send no more: a keep-alive that is not taken yet is given up."""
         if self._keeping_alive is not None:
             self._keeping_alive.cancel()
+
+
+class Clock(Protocol):
+    """What a watch needs of an event loop."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+
+
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None: ...
+
+
+class Watch:
+    """Calls ``on_silence`` when :meth:`note` was not called for ``seconds``, and again after as many.
+
+    It is for what happens often: to note it sets no timer. Runs while it is entered.
+    """
+
+    def __init__(self, seconds: float, on_silence: Callable[[], None], *, loop: Clock | None = None) -> None:
+        self._seconds = seconds
+        self._on_silence = on_silence
+        self._loop = loop or asyncio.get_running_loop()
+        self._noted_at = 0.0
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> Self:
+        self.note()
+        self._look_in(self._seconds)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+
+    def note(self) -> None:
+        """It has happened."""
+        self._noted_at = self._loop.time()
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        rest = self._noted_at + self._seconds - self._loop.time()
+        if rest > 0:
+            self._look_in(rest)
+            return
+        self.note()
+        self._look_in(self._seconds)
+        self._on_silence()
+
+
+async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Await ``work``, or cancel it when the client disconnects; None says that the client is gone.
+
+    ``receive`` must have delivered the whole body before.
+    """
+    working = asyncio.ensure_future(work)
+    listening = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        listening.cancel()
+        is_done = working.done()
+        working.cancel()
+        await asyncio.wait({working, listening})
+    if is_done:
+        return working.result()
+    if not working.cancelled():
+        working.exception()  # retrieved, so that asyncio does not report it as lost
+    return None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

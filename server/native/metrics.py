@@ -7,9 +7,9 @@ import asyncio
 from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from server.http.dialect import errors
 from server.http.gateway import Gateway
 from server.http.intake import authorise_figures
-from server.http.openapi import errors
 from server.telemetry.metrics import figures_of
 
 

@@ -12,9 +12,9 @@ from cache.slots import EntryInfo, SlotInfo
 from cache.store import Store
 from model.errors import InputError
 from server.errors import NotFoundError
+from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
-from server.http.openapi import errors, takes
 from server.http.schema import parse
 from server.native.slots_schema import (
     DivergenceBody,

@@ -7,9 +7,9 @@ import asyncio
 from fastapi import APIRouter, Depends
 from typing_extensions import TypedDict
 
+from server.http.dialect import errors
 from server.http.gateway import Gateway
 from server.http.intake import authorise_figures
-from server.http.openapi import errors
 from server.telemetry.metrics import figures_of
 
 

@@ -26,9 +26,9 @@ from cache.travel import (
 )
 from model.errors import InputError
 from server.errors import BodyTooLargeError
+from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
-from server.http.openapi import errors, takes
 from server.http.schema import parse
 from server.native.slots import no_slot, slot_id
 from server.native.travel_schema import (

@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from typing_extensions import TypedDict
 
-from server.http.answer import Answer
-from server.http.dialect import Dialect
+from server.http.dialect import Dialect, errors, streams, takes
 from server.http.gateway import Gateway
 from server.http.intake import Arrival, arrives, authenticate
-from server.http.openapi import errors, streams, takes
+from server.http.run import Answer
 from server.openai import tokens
 from server.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
 from server.openai.completions import CompletionEncoder, compose_completion

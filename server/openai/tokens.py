@@ -9,9 +9,9 @@ from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
 from model.errors import InputError
+from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, authenticate
-from server.http.openapi import errors, takes
 from server.http.schema import Schema, parse
 from server.openai.messages import Message, Tool
 from server.turn.served import Served

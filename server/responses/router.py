@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 
 from model.errors import InputError
 from server.errors import NotFoundError
+from server.http.dialect import errors, streams, takes
 from server.http.gateway import Gateway
 from server.http.intake import Arrival, Tenant, arrives
-from server.http.openapi import errors, streams, takes
 from server.http.schema import parse
 from server.responses.decode import Decoded, Sender, decode, top_logprobs_of
 from server.responses.encoder import ReplyShape, ResponseEncoder

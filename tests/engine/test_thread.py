@@ -17,7 +17,7 @@ from server.engine.assembly import EngineOptions
 from server.engine.loop import EngineLoop
 from server.engine.thread import Engine, Watchdog
 from server.events import Event, Failed, Finished, GenerationRequest
-from server.http.watch import Pulse
+from server.native.health import Pulse
 from server.settings import Settings
 from tests.conftest import DEMO
 from tests.fakes.cache_kit import FakeClock

@@ -26,7 +26,7 @@ from server.engine.thread import Engine
 from server.http.app import create_app
 from server.http.connection import connection_within
 from server.http.gateway import Gateway
-from server.http.keys import Keys
+from server.http.intake import Keys
 from server.listen import listen, url_of
 from server.settings import Settings
 from server.turn.served import Served
@@ -128,8 +128,8 @@ def live(
     settings = settings or Settings()
     key = settings.api_keys[0] if settings.api_keys else "unused"
     engine = engine or FakeEngine()
-    gateway = Gateway(engine, served or fake_served(), settings, Keys.of(settings))
-    app = CheckedApp(create_app(gateway))
+    gateway = Gateway(engine, served or fake_served(), settings)
+    app = CheckedApp(create_app(gateway, Keys.of(settings)))
     config = uvicorn.Config(
         app,
         log_config=None,

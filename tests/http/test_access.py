@@ -11,7 +11,7 @@ import pytest
 
 from cache.planner import SlotKey
 from server.errors import AuthenticationError
-from server.http.keys import KeyFileError, Keys, read_keys, tenant_of_key
+from server.http.intake import KeyFileError, Keys, read_keys, tenant_of_key
 from server.settings import Settings
 from tests.fakes.fake_engine import FakeEngine, fake_served
 from tests.fakes.live_server import ASK, Live, error_of, live

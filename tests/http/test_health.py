@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.client import EngineStats
-from server.http.watch import Pulse
+from server.native.health import Pulse
 from tests.fakes.cache_kit import FakeClock
 from tests.fakes.live_server import live
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.events import Event, Progress
 from server.http.run import Courier
-from server.http.watch import Watch
+from server.http.stream import Watch
 
 
 class Hand:
