@@ -8,15 +8,15 @@ requests of one client delay another's one by a request, not by thirty.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from cache.store import Store
-from server.engine.faults import RETRY_AFTER_S
 from server.engine.prefill import Prefiller
 from server.engine.ticket import Ticket
-from server.events import Failed, GenerationRequest
+from server.events import Failed, GenerationRequest, WarmRequest
 from server.settings import EngineSettings, SecondsOrNone
 
 MAX_PASSED = 16
@@ -30,6 +30,8 @@ _RING_STATES = 3
 
 _MANY = 1024
 MINUTE_S = 60.0
+RETRY_AFTER_S = 5.0
+"""What a refused client is told to wait: about the time of a short reply."""
 
 
 class LoopOptions(EngineSettings):
@@ -55,7 +57,7 @@ class LoopOptions(EngineSettings):
 
 
 class Admission:
-    """Owns the line of those that wait.
+    """Owns the line of those that wait, and behind it the prompts that are read ahead when nobody does.
 
     Args:
         options: the limits.
@@ -76,6 +78,7 @@ class Admission:
         self._state_bytes = state_bytes
         self.line = WaitingLine(clock, options.queue_seconds)
         self.allowances = Allowances(options.tokens_per_minute, clock)
+        self._ahead: deque[WarmRequest] = deque()
 
     def add(self, ticket: Ticket) -> Failed | None:
         """Let a request wait for its turn, or say why it must not."""
@@ -104,6 +107,25 @@ class Admission:
             )
 
         return self.line.take(fits)
+
+    def add_ahead(self, request: WarmRequest) -> None:
+        """Let a prompt wait to be read ahead, in place of an earlier one of the same slot."""
+        self._ahead = deque(other for other in self._ahead if other.slot != request.slot)
+        self._ahead.append(request)
+
+    @property
+    def has_ahead(self) -> bool:
+        """Whether :meth:`take_ahead` has one."""
+        return bool(self._ahead)
+
+    def take_ahead(self) -> WarmRequest:
+        """The prompt that is next read ahead."""
+        return self._ahead.popleft()
+
+    def clear(self) -> None:
+        """Forget all that wait."""
+        self.line.clear()
+        self._ahead.clear()
 
     def take_expired(self) -> list[Ticket]:
         """Those that have waited too long."""

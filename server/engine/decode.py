@@ -23,14 +23,15 @@ import mlx.core as mx
 import numpy as np
 
 from cache.boundaries import due_while_decoding
+from cache.entry import RunningEntry
 from model.batch import DecodeBatch
 from model.forward import Forward
 from model.logprobs import Logprobs, arrays_of
 from model.state import Checkpoint, State
 from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
 from server.engine.picking import Checked, check, logprobs_for, pick
-from server.engine.reply import Reply
-from server.engine.ticket import Outbox
+from server.engine.reply import Reply, tickets_of
+from server.engine.ticket import Outbox, Ticket
 from server.events import TokenLogprob
 
 log = logging.getLogger("crossturn.engine")
@@ -142,17 +143,23 @@ class Decoder:
         self._sampled = self._sampled[mx.array(rest)] if rest else None
         return reply
 
-    def abandon(self) -> list[Reply]:
-        """After a failed step nothing in the batch can be trusted: forget it.
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The requests that the replies answer, each once."""
+        return tickets_of(self.replies)
 
-        Returns:
-            the replies that were being written; their entries have lost their states.
-        """
-        replies = list(self.replies)
+    @property
+    def entries(self) -> list[RunningEntry]:
+        """What the replies are written on, and what those still to come will be."""
+        bases = [reply.siblings.base for reply in self.replies if reply.siblings.base is not None]
+        return [*(reply.running for reply in self.replies), *bases]
+
+    def abandon(self) -> None:
+        """After a failed step nothing in the batch can be trusted: forget it. The entries of its replies have
+        lost their states."""
         self._batch = self._forward.new_batch()
         self._replies, self._sampled, self._logprobs = {}, None, {}
         self._regroup()
-        return replies
 
     # -- a plain step -----------------------------------------------------------------------------
 

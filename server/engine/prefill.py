@@ -96,7 +96,13 @@ class Prefiller:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self.prefills: list[Prefill] = []
+        self._fed: list[Prefill] = []  # by the last step, and not taken yet
         self._is_oldests_turn = False
+
+    @property
+    def entries(self) -> list[RunningEntry]:
+        """What the prefills feed, or have just fed."""
+        return [prefill.running for prefill in (*self.prefills, *self._fed)]
 
     @property
     def tickets(self) -> list[Ticket]:
@@ -125,11 +131,17 @@ class Prefiller:
         self.prefills.remove(prefill)
         return prefill
 
-    def step(self, n_tokens: int) -> list[Prefill]:
-        """Feed ``n_tokens`` at most of one prompt, or a few of each of several.
+    def abandon(self) -> None:
+        """Forget all of them."""
+        self.prefills, self._fed = [], []
 
-        Returns:
-            the prefills that went on; those that are over have left.
+    def take_fed(self) -> Prefill | None:
+        """The next one of those that went on in the last step; None when all were taken."""
+        return self._fed.pop(0) if self._fed else None
+
+    def step(self, n_tokens: int) -> None:
+        """Feed ``n_tokens`` at most of one prompt, or a few of each of several. :meth:`take_fed` tells which;
+        those that are over have left.
         """
         together = len(self.prefills) > 1 and self._are_short
         fed = list(self.prefills) if together else [self._next()]
@@ -144,7 +156,7 @@ class Prefiller:
         for prefill in fed:
             if prefill.is_over:
                 self.leave(prefill)
-        return fed
+        self._fed = fed
 
     @property
     def _are_short(self) -> bool:

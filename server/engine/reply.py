@@ -8,8 +8,9 @@ the grammar begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -141,6 +142,7 @@ class Reply:
             self.read()
         except BaseException as fault:
             self.fail(fault)
+        self.siblings.ticket.is_answered = True
         deltas, self.untold_deltas = self.untold_deltas, []
         told = self.reader.take_content_tokens()
         logprobs = tuple(self.untold_logprobs.pop(i) for i in told if i in self.untold_logprobs)
@@ -261,6 +263,15 @@ class Constraint:
         return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget
 
 
+def tickets_of(replies: Iterable[Reply]) -> list[Ticket]:
+    """The requests that ``replies`` answer, each once."""
+    return list(dict.fromkeys(reply.siblings.ticket for reply in replies))
+
+
+Grammars = Callable[[], GrammarTable]
+"""Gives the table of grammars, and may make it first."""
+
+
 class ReplyMaker:
     """Makes replies.
 
@@ -268,7 +279,7 @@ class ReplyMaker:
         tokenizer: turns their tokens into text.
         vocab_size: V, the length of a row of logits.
         stop_ids: token ids that end a reply.
-        grammars: gives the table of grammars when one is wanted.
+        grammars: gives the table of grammars when one is wanted; None makes it then.
         drafting: how a reply is guessed ahead; None for no guesses.
     """
 
@@ -277,13 +288,13 @@ class ReplyMaker:
         tokenizer: TextTokenizer,
         vocab_size: int,
         stop_ids: frozenset[int],
-        grammars: Callable[[], GrammarTable],
+        grammars: Grammars | None = None,
         drafting: Drafting | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
-        self._grammars = grammars
+        self._grammars = grammars or cache(partial(GrammarTable, tokenizer, vocab_size))
         self._drafting = drafting
 
     def start_grammar(self, form: ReplyFormat) -> Grammar | None:

@@ -36,6 +36,7 @@ class Ticket:
     Attributes:
         arrived_at: seconds of the engine's clock.
         is_planned: the client was told the plan.
+        is_answered: the client was told a part of a reply.
         is_over: the client was told the end; nothing more may be said.
         n_passed: how often a later request was admitted because this one did not fit.
         n_starts: how often the request was begun; twice when memory ran out the first time.
@@ -45,6 +46,7 @@ class Ticket:
     emit: Emit
     arrived_at: float = 0.0
     is_planned: bool = False
+    is_answered: bool = False
     is_over: bool = False
     n_passed: int = 0
     n_starts: int = 0

@@ -249,6 +249,21 @@ def test_e2_where_memory_runs_out_what_is_idle_goes_and_the_prompt_is_read_once_
     assert len([event for event in outcome.events if hasattr(event, "report")]) == 1
 
 
+def test_e2_where_memory_runs_out_in_the_middle_of_a_reply_nothing_of_it_is_told_twice(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_loop(stop_ids=frozenset()))
+    outcome = driver.submit(PROMPT, max_tokens=20)
+    while not any(isinstance(event, Progress) for event in outcome.events):
+        driver.loop.step()
+    raise_once(monkeypatch, *STEPS["decode"], MemoryError())
+    driver.run()
+    assert outcome.failed is not None
+    assert outcome.failed.kind == "overloaded"
+    told = [event.n_tokens for event in outcome.events if isinstance(event, Progress)]
+    assert told == sorted(set(told))
+
+
 def test_memory_that_runs_out_twice_ends_the_request_as_overload(
     make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,200 @@
+"""The requests in flight: where each of them is, how it leaves, and what a fault makes of it.
+
+A request waits, its prompt is prefilled, its replies are decoded. It can end at any of these places, because
+it is done, cancelled or broken. What was fed until then is remembered, unless a fault has touched it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from cache.entry import RunningEntry
+from cache.store import Store
+from model.errors import GrammarError, InputError
+from model.text.chat import RenderedPrompt
+from server.client import EngineStats
+from server.engine.admission import RETRY_AFTER_S, Admission
+from server.engine.decode import Decoder
+from server.engine.prefill import Prefiller
+from server.engine.reply import Reply
+from server.engine.ticket import Outbox, Prompted, Ticket
+from server.events import Failed, WarmRequest
+
+log = logging.getLogger("crossturn.engine")
+
+
+@dataclass
+class Counters:
+    """Totals since the start, in tokens unless the name says otherwise."""
+
+    n_steps: int = 0
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_prefilled: int = 0
+    n_read_ahead: int = 0
+    n_generated: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+class InFlight:
+    """Finds requests in their places, takes them out, and tells their clients so.
+
+    Args:
+        store: remembers what leaves.
+        admission, prefiller, decoder: the places, in the order in which a request passes through them.
+        outbox: tells clients.
+
+    Attributes:
+        counters: what all requests came to.
+    """
+
+    def __init__(
+        self, store: Store, admission: Admission, prefiller: Prefiller, decoder: Decoder, outbox: Outbox
+    ) -> None:
+        self._store = store
+        self._admission = admission
+        self._prefiller = prefiller
+        self._decoder = decoder
+        self._outbox = outbox
+        self.counters = Counters()
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Each request that a client waits for, once."""
+        return [*self._admission.line, *self._prefiller.tickets, *self._decoder.tickets]
+
+    def __bool__(self) -> bool:
+        """Whether a client waits for anything."""
+        return bool(self._admission.line or self._decoder.replies or self._prefiller.tickets)
+
+    def stats(self) -> EngineStats:
+        """May be asked for from any thread: whatever changes meanwhile is read once."""
+        counters = self.counters
+        running = {id(ticket) for ticket in (*self._decoder.tickets, *self._prefiller.tickets)}
+        return EngineStats(
+            n_steps=counters.n_steps,
+            n_running=len(running),
+            n_waiting=len(self._admission.line),
+            n_prompt_tokens=counters.n_prompt,
+            n_reused_tokens=counters.n_reused,
+            n_prefilled_tokens=counters.n_prefilled,
+            n_read_ahead_tokens=counters.n_read_ahead,
+            n_generated_tokens=counters.n_generated,
+            n_drafted_tokens=counters.n_drafted,
+            n_accepted_tokens=counters.n_accepted,
+        )
+
+    # -- leaving ----------------------------------------------------------------------------------
+
+    def keep(self, running: RunningEntry) -> None:
+        """Remember a conversation as far as it is fed; what cannot be remembered is forgotten."""
+        try:
+            self._store.save(running)
+        except BaseException as fault:
+            log.error("a conversation of slot %s could not be kept", running.slot, exc_info=fault)
+            self._store.drop(running)
+
+    def leave(self, reply: Reply) -> None:
+        """Remember a reply that has left the batch, at the boundary its state stands for."""
+        if reply.index > 0:
+            self._store.drop(reply.running)
+            return
+        self.keep(reply.running)
+        if reply.reader.stopped and len(reply.running) < reply.n_kept:
+            # Its last tokens before the cut are fed again when there is time.
+            ids = [*reply.request.prompt.ids.tolist(), *reply.token_ids][: reply.n_kept]
+            prompt = RenderedPrompt(np.array(ids, np.uint32))
+            self._admission.add_ahead(WarmRequest(reply.request.id, reply.request.slot, prompt))
+
+    def end(self, ticket: Ticket, failure: Failed) -> None:
+        """Tell a client that its request has ended early; once, whatever fails after that."""
+        if not ticket.is_over:
+            ticket.is_over = True
+            self._outbox.tell(ticket.emit, failure)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request where it stands and keep the work done; unknown ids are ignored."""
+        for ticket in self.tickets:
+            if ticket.request.id == request_id:
+                self._withdraw(ticket)
+                self.end(ticket, Failed("the request was cancelled", "cancelled"))
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """Take a request out wherever it is; the work done for it is kept."""
+        if ticket in self._admission.line:
+            self._admission.line.remove(ticket)
+        for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is ticket]:
+            self.keep(self._prefiller.leave(prefill).running)
+        for reply in [reply for reply in self._decoder.replies if reply.siblings.ticket is ticket]:
+            self.leave(self._decoder.leave(reply))
+            if reply.siblings.base is not None:
+                self._store.drop(reply.siblings.base)
+                reply.siblings.base = None
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def fail(self, ticket: Ticket, fault: BaseException) -> bool:
+        """``fault`` breaks a request. What the fault has touched is not remembered; everything else goes on.
+
+        Returns:
+            whether the request is to be begun once more, because memory ran out and half of it is free now;
+            otherwise the client was told the end.
+        """
+        log.error("request %s failed", ticket.request.id, exc_info=fault)
+        self._outbox.flush()
+        self._withdraw(ticket)
+        self._clean_up(fault)
+        if is_out_of_memory(fault) and ticket.n_starts == 1 and not (ticket.is_answered or ticket.is_over):
+            return True
+        mx.clear_cache()
+        self.end(ticket, failure_of(fault))
+        return False
+
+    def fail_ahead(self, request: Prompted, fault: BaseException) -> None:
+        """``fault`` breaks what was read ahead, for which no client waits."""
+        log.error("reading ahead of %s failed", request.id, exc_info=fault)
+        self._clean_up(fault)
+
+    def abandon(self, fault: BaseException) -> None:
+        """``fault`` breaks everything that runs or waits. What is at rest and sound stays."""
+        tickets = self.tickets
+        self._admission.clear()
+        self._prefiller.abandon()
+        self._decoder.abandon()
+        self._store.forget_unsound()
+        for ticket in tickets:
+            self.end(ticket, failure_of(fault))
+
+    def _clean_up(self, fault: BaseException) -> None:
+        """Drop the entries that nobody feeds any more, and make room where memory ran out."""
+        self._store.drop_all_but([*self._prefiller.entries, *self._decoder.entries])
+        if is_out_of_memory(fault):
+            self._store.make_room(self._store.n_bytes // 2)
+            mx.clear_cache()
+
+
+_SIGNS = ("out of memory", "malloc", "bad_alloc", "unable to allocate", "attempting to allocate")
+"""What the allocators of MLX's devices say; they have no exception of their own."""
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """Whether an allocation failed."""
+    said = str(fault).lower()
+    return isinstance(fault, MemoryError) or any(sign in said for sign in _SIGNS)
+
+
+def failure_of(fault: BaseException) -> Failed:
+    """What the client is told. Of faults of our own it learns no more than that there was one."""
+    if isinstance(fault, InputError):
+        return Failed(fault.message, "invalid", param=fault.param)
+    if isinstance(fault, GrammarError):
+        return Failed(f"the reply cannot be kept to its schema any further: {fault}", "internal")
+    if is_out_of_memory(fault):
+        return Failed("memory ran out", "overloaded", retry_after_s=RETRY_AFTER_S)
+    return Failed("the reply could not be generated; the server's log says why", "internal")
