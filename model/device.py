@@ -56,6 +56,10 @@ class Device(Protocol):
     def warm_sizes(self) -> tuple[int, ...]:
         """Batch sizes whose steps take kernels that no smaller batch's do."""
 
+    @property
+    def fuses_sampling(self) -> bool:
+        """Whether launching an operation takes so long that sampling is better fused."""
+
     def network(self, model: nn.Module, config: ModelConfig) -> Network:
         """The blocks and the decode step over loaded modules, which are taken apart for it.
 

@@ -21,6 +21,7 @@ from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
 from model.parts import Pace, part_tokens, temporary_bytes
+from model.sampling import warm_up_sampling
 from model.state import Checkpoint, Recurrent, State, stack_recurrent
 
 
@@ -99,6 +100,11 @@ class Forward:
         rows = self.config.n_full_attention_layers * capacity_for(n_tokens)
         return self.new_state().n_bytes + rows * self.kv_layout.row_bytes
 
+    @property
+    def fuses_sampling(self) -> bool:
+        """Whether :class:`model.sampling.Sampler` should fuse what it can."""
+        return self._device.fuses_sampling
+
     def new_batch(self) -> DecodeBatch:
         """A batch without sequences."""
         return DecodeBatch(self._network)
@@ -115,7 +121,10 @@ class Forward:
                 ids = np.zeros(1 if key else CHUNK + 1, np.uint32)
                 self.prefill(state, ids, capture_at=[1])
                 batch.join(key, state)
-            mx.eval(batch.step(mx.zeros((size,), mx.uint32)))
+            logits = batch.step(mx.zeros((size,), mx.uint32))
+            mx.eval(logits)
+            if self.fuses_sampling:
+                warm_up_sampling(logits)
 
     def prefill(self, state: State, ids: NDArray[np.uint32], *, capture_at: Sequence[int] = ()) -> Prefilled:
         """Feed ``ids`` to ``state``.

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import cast
 
 import mlx.core as mx
@@ -69,6 +70,7 @@ class Sampler:
         prompt_ids: ids [n] of the prompt, for the repetition penalty.
         index: which of several replies to the prompt this is; each has a sequence of its own.
         end_ids: tokens that are not picked among the first ``min_tokens`` of the reply.
+        fuses: whether to fuse what can be; where launching an operation takes longer than running it.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class Sampler:
         *,
         end_ids: Sequence[int] = (),
         min_tokens: int = 0,
+        fuses: bool = False,
     ) -> None:
         self.params = params
+        self.fuses = fuses
         self._seed = _hash64(secrets.randbits(63) if params.seed is None else params.seed, index)
         self._n_accepted = 0
         self._bias = _dense(params.logit_bias, vocab_size)
@@ -183,6 +187,23 @@ def sample_rows(
     return tokens
 
 
+_USUAL = (
+    SamplingParams(),
+    SamplingParams(top_p=0.95),
+    SamplingParams(top_k=20, top_p=0.95),
+    SamplingParams(top_k=20, top_p=0.95, min_p=0.1, presence_penalty=1.0),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1),
+)
+
+
+def warm_up_sampling(logits: mx.array) -> None:
+    """Build what is fused for the usual ways of sampling from ``logits`` [B, V], and for these one by one."""
+    n_rows, vocab_size = logits.shape
+    for params in _USUAL:
+        samplers = [Sampler(params, vocab_size, [0], fuses=True) for _ in range(n_rows)]
+        mx.eval(sample_rows(samplers, logits), sample_rows(samplers[:1], logits[:1]))
+
+
 @dataclass(eq=False)
 class _Penalised:
     """Replies with penalties that are sampled together, a row for each; stacked once for all their steps.
@@ -226,19 +247,43 @@ class _Penalised:
 
     def adjust(self, logits: mx.array) -> mx.array:
         """Logits [B, V] float32 after the penalties."""
-        holds = self.counts > 0
+        arrays = [logits, self.counts, self.repetition, self.frequency, self.presence]
         if self.in_prompt is not None:
-            scaled = mx.where(logits > 0, logits / self.repetition, logits * self.repetition)
-            logits = mx.where(self.in_prompt | holds, scaled, logits)
-        return logits - self.frequency * self.counts - self.presence * holds
+            arrays.append(self.in_prompt)
+        return (_fused_penalise if self.samplers[0].fuses else _penalise)(*arrays)
 
     def accept(self, tokens: mx.array) -> None:
         """Each reply grew by its own of ``tokens``, [B]."""
         self.counts = self.counts.at[mx.arange(len(self.samplers)), tokens].add(1.0)
 
 
+def _penalise(
+    logits: mx.array,
+    counts: mx.array,
+    repetition: mx.array,
+    frequency: mx.array,
+    presence: mx.array,
+    in_prompt: mx.array | None = None,
+) -> mx.array:
+    """See :class:`_Penalised`."""
+    holds = counts > 0
+    if in_prompt is not None:
+        scaled = mx.where(logits > 0, logits / repetition, logits * repetition)
+        logits = mx.where(in_prompt | holds, scaled, logits)
+    return logits - frequency * counts - presence * holds
+
+
+_fused_penalise = mx.compile(_penalise)
+
+
 def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values), mx.float32)[:, None]
+    return _same_column(tuple(values))
+
+
+@lru_cache(maxsize=64)  # a batch asks for the same ones at every step
+def _same_column(values: tuple[float, ...]) -> mx.array:
+    """[B, 1] float32."""
+    return mx.array(np.array(values, np.float32)[:, None])
 
 
 def _adjusted(samplers: Sequence[Sampler], logits: mx.array, masks: Sequence[mx.array | None]) -> mx.array:
@@ -313,23 +358,45 @@ def _group(params: SamplingParams, vocab_size: int) -> tuple[bool, int]:
 def _pick(logits: mx.array, n_kept: int, samplers: Sequence[Sampler]) -> mx.array:
     """Tokens [B] drawn from rows [B, V], of which the ``n_kept`` likeliest stay (0: all, unsorted)."""
     params = [sampler.params for sampler in samplers]
-    draws = mx.array([sampler.draw() for sampler in samplers])[:, None]
-    temperature = mx.array([p.temperature for p in params])[:, None]
-    candidates = None
+    arrays = {
+        "logits": logits,
+        "draws": mx.array(np.array([[sampler.draw()] for sampler in samplers], np.float32)),
+        "temperature": _column([p.temperature for p in params]),
+    }
+    if n_kept and any(p.top_p < 1.0 for p in params):
+        arrays["top_p"] = _column([p.top_p for p in params])
+    if any(p.min_p > 0.0 for p in params):
+        arrays["min_p"] = _column([p.min_p for p in params])
+    return _fused_draw(n_kept)(arrays) if samplers[0].fuses else _draw(n_kept, arrays)
+
+
+@lru_cache(maxsize=32)
+def _fused_draw(n_kept: int) -> Callable[[dict[str, mx.array]], mx.array]:
+    return mx.compile(partial(_draw, n_kept))
+
+
+def _draw(n_kept: int, arrays: dict[str, mx.array]) -> mx.array:
+    """The index [B] that each row's number falls on.
+
+    Args:
+        n_kept: as many of the likeliest stay; 0 for all.
+        arrays: ``logits`` [B, V]; ``draws`` in [0, 1) and ``temperature``, [B, 1]; ``top_p`` and ``min_p``,
+            [B, 1], where a row asks.
+    """
+    logits, candidates = arrays["logits"], None
     if n_kept:
         candidates, logits = likeliest(logits, n_kept)
     # exp(0) = 1 for the likeliest: weights, not yet divided by their sum.
-    weights = mx.exp((logits - mx.max(logits, axis=-1, keepdims=True)) / temperature)
-    if candidates is not None and any(p.top_p < 1.0 for p in params):
+    weights = mx.exp((logits - mx.max(logits, axis=-1, keepdims=True)) / arrays["temperature"])
+    if "top_p" in arrays:
         shares = weights / mx.sum(weights, axis=-1, keepdims=True)
         before = mx.cumsum(shares, axis=-1) - shares
-        kept = before < mx.array([p.top_p for p in params])[:, None]
+        kept = before < arrays["top_p"]
         kept = kept | (mx.arange(n_kept) == 0)[None]
         weights = mx.where(kept, weights, 0.0)
-    if any(p.min_p > 0.0 for p in params):
-        least = mx.array([p.min_p for p in params])[:, None]
-        weights = mx.where(weights >= least, weights, 0.0)
-    index = _invert(weights, draws)
+    if "min_p" in arrays:
+        weights = mx.where(weights >= arrays["min_p"], weights, 0.0)
+    index = _invert(weights, arrays["draws"])
     return index if candidates is None else mx.take_along_axis(candidates, index[:, None], axis=-1)[:, 0]
 
 
@@ -367,6 +434,9 @@ def _invert(weights: mx.array, draws: mx.array) -> mx.array:
     """For each row the index [B] at which the cumulated ``weights`` [B, N] pass ``draws`` [B, 1] of their
     sum. Never one of weight 0. Cumulated in two steps, over blocks and inside one."""
     n_rows, n = weights.shape
+    if n <= BLOCK:
+        index, _ = _passed(weights, draws * mx.sum(weights, axis=-1, keepdims=True))
+        return index[:, 0]
     n_blocks = -(-n // BLOCK)
     weights = mx.pad(weights, [(0, 0), (0, n_blocks * BLOCK - n)]).reshape(n_rows, n_blocks, BLOCK)
     sums = mx.sum(weights, axis=-1)

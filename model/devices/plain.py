@@ -27,6 +27,10 @@ class PlainDevice:
         return f"{self.hardware.name}, plain operations"
 
     @property
+    def fuses_sampling(self) -> bool:
+        return self.hardware.fuses_sampling
+
+    @property
     def warm_sizes(self) -> tuple[int, ...]:
         return (1,)
 

@@ -67,7 +67,12 @@ class EngineLoop:
         self._prefiller = Prefiller(forward)
         self._decoder = Decoder(forward, stop_ids, self._outbox, drafting.depth)
         self._maker = ReplyMaker(
-            tokenizer, forward.config.vocab_size, stop_ids, grammars, drafting if options.drafts else None
+            tokenizer,
+            forward.config.vocab_size,
+            stop_ids,
+            grammars,
+            drafting if options.drafts else None,
+            fuses_sampling=forward.fuses_sampling,
         )
         self._in_flight = InFlight(store, self._admission, self._prefiller, self._decoder, self._outbox)
         self.counters = self._in_flight.counters

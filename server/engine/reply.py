@@ -281,6 +281,7 @@ class ReplyMaker:
         stop_ids: token ids that end a reply.
         grammars: gives the table of grammars when one is wanted; None makes it then.
         drafting: how a reply is guessed ahead; None for no guesses.
+        fuses_sampling: as :class:`model.sampling.Sampler` takes it.
     """
 
     def __init__(
@@ -290,12 +291,15 @@ class ReplyMaker:
         stop_ids: frozenset[int],
         grammars: Grammars | None = None,
         drafting: Drafting | None = None,
+        *,
+        fuses_sampling: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
         self._grammars = grammars or cache(partial(GrammarTable, tokenizer, vocab_size))
         self._drafting = drafting
+        self._fuses_sampling = fuses_sampling
 
     def start_grammar(self, form: ReplyFormat) -> Grammar | None:
         """The start of the grammar that the replies' content must match, if there is one.
@@ -328,6 +332,7 @@ class ReplyMaker:
                 index,
                 end_ids=tuple(self._stop_ids),
                 min_tokens=request.max_tokens if form.ignore_eos else form.min_tokens,
+                fuses=self._fuses_sampling,
             ),
             reader=reader,
             constraint=self._constraint(form, siblings.grammar, reader),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -67,6 +69,28 @@ def test_tokens_are_drawn_as_often_as_the_reference_says(params: SamplingParams)
     statistic = ((observed - wanted) ** 2 / np.maximum(wanted, 1e-9)).sum()
     n_free = max(len(observed) - 1, 1)
     assert statistic < n_free + 5 * np.sqrt(2 * n_free) + 5
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(top_p=0.9),
+        SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.05),
+        SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=0.1),
+        SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.2),
+    ],
+)
+def test_fused_sampling_picks_the_same_tokens(params: SamplingParams) -> None:
+    def replies(*, fuses: bool) -> list[list[int]]:
+        samplers = [
+            Sampler(replace(params, seed=i), VOCAB, prompt_ids=range(i), index=i, fuses=fuses)
+            for i in range(3)
+        ]
+        logits = mx.array(np.stack([logits_of(i) for i in range(3)]))
+        return [np.array(sample_rows(samplers, logits)).tolist() for _ in range(12)]
+
+    assert replies(fuses=True) == replies(fuses=False)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-9])

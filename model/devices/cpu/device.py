@@ -50,6 +50,7 @@ class CpuDevice:
     attention_bytes: ClassVar[int] = 64 << 20  # of each core's blocks a few
     budget_share: ClassVar[float] = 0.5  # other programs live in the same memory
     warm_sizes: ClassVar[tuple[int, ...]] = (1,)
+    fuses_sampling: ClassVar[bool] = False
 
     @classmethod
     def here(cls) -> CpuDevice:
