@@ -1,13 +1,12 @@
-"""The replies that are being written together: a token for each of them at every step, or several.
+"""Decodes all running replies together: one token per reply and step, or several where drafts are accepted.
 
-The order inside a plain step is what makes it fast. The model's next pass is launched with the tokens
-just sampled, still unread, and only then are those tokens synced, parsed and emitted: text is handled
-while the device computes. So when a reply turns out to be over, its last token has been fed: the
-state of a finished reply stands for all of its tokens, the stop token included.
+The order of work makes a plain step fast. The next forward pass is launched with the tokens just sampled,
+before Python knows their values. Only then are those tokens synced, parsed and emitted, so text is handled
+while the device computes. By the time a reply turns out to be finished, its last token has been fed: the
+state of a finished reply represents all of its tokens, the stop token included.
 
-Where drafts promise more, a round feeds to each reply the token just sampled and what is guessed to come
-after it. What a reply would have written without the guess stays, with its state; the rest is as if it had
-never been fed.
+Where drafts pay, a step feeds the sampled token of each reply together with its draft. The longest prefix of
+the draft that equals what would have been sampled anyway is kept, with its state; the rest is rolled back.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Row:
-    """Answers for a state that stands in the batch (``cache.entry.LentState``)."""
+    """Stands in for a state while it is part of the batch (``cache.entry.LentState``)."""
 
     def __init__(self, batch: DecodeBatch, key: int) -> None:
         self._batch = batch
@@ -61,12 +60,12 @@ class Decoder:
     Args:
         forward: the model.
         stop_ids: token ids that end a reply.
-        outbox: is told which replies grow.
-        depth: decides how many tokens are drafted.
+        outbox: learns which replies have new tokens.
+        depth: decides how many tokens to draft.
         clock: seconds, monotonic.
 
     Attributes:
-        replies: those that are being written, in the order of the batch's rows.
+        replies: those being decoded, in the order of the batch's rows.
         has_grown: the last step may have taken more memory.
     """
 
@@ -92,13 +91,14 @@ class Decoder:
         self._keys = count()
 
     def _regroup(self) -> None:
-        """Note what the replies have in common, once for all the steps that they make together."""
+        """Update what depends on which replies are in the batch, so that no step has to."""
         self.replies: tuple[Reply, ...] = tuple(self._replies.values())
         self._are_constrained = any(reply.constraint is not None for reply in self.replies)
         self._have_logprobs = any(reply.request.top_logprobs is not None for reply in self.replies)
 
     def join(self, reply: Reply, logits: mx.array) -> None:
-        """Begin writing ``reply`` from its prompt's last ``logits``, [V]. What raises changes nothing."""
+        """Add ``reply`` to the batch and sample its first token from its prompt's last ``logits``, [V]. If
+        this raises, nothing has changed."""
         key = next(self._keys)
         token = pick([reply], logits[None])[0]
         if reply.fault is not None:
@@ -114,11 +114,10 @@ class Decoder:
         self._sampled = token if self._sampled is None else mx.concatenate([self._sampled, token])
 
     def step(self) -> list[Reply]:
-        """Feed the sampled tokens and what is guessed to follow, sample the next ones, sync and emit what
-        was fed.
+        """Feed the sampled tokens and their drafts, sample the next ones, sync and emit those that were fed.
 
         Returns:
-            the replies that are over; they have left the batch with their states.
+            the replies that ended; they have left the batch with their states.
         """
         began, n_replies = self._clock(), len(self.replies)
         drafts = self._drafts()
@@ -127,7 +126,8 @@ class Decoder:
         return [self.leave(reply) for reply in self.replies if reply.is_over]
 
     def leave(self, reply: Reply) -> Reply:
-        """Take a reply out of the batch, its state back in its entry, cut where a stop string cut it."""
+        """Take a reply out of the batch and give its state back to its entry, rewound if a stop string cut
+        the text."""
         row = self.replies.index(reply)
         key = tuple(self._replies)[row]
         del self._replies[key]
@@ -145,18 +145,17 @@ class Decoder:
 
     @property
     def tickets(self) -> list[Ticket]:
-        """The requests that the replies answer, each once."""
+        """The requests being answered, each once."""
         return tickets_of(self.replies)
 
     @property
     def entries(self) -> list[RunningEntry]:
-        """What the replies are written on, and what those still to come will be."""
+        """The entries that the replies feed, and those from which further replies will branch."""
         bases = [reply.siblings.base for reply in self.replies if reply.siblings.base is not None]
         return [*(reply.running for reply in self.replies), *bases]
 
     def abandon(self) -> None:
-        """After a failed step nothing in the batch can be trusted: forget it. The entries of its replies have
-        lost their states."""
+        """Discard the batch, which cannot be trusted after a failed step. Its replies lose their states."""
         self._batch = self._forward.new_batch()
         self._replies, self._sampled, self._logprobs = {}, None, {}
         self._regroup()
@@ -164,13 +163,13 @@ class Decoder:
     # -- a plain step -----------------------------------------------------------------------------
 
     def _advance(self) -> int:
-        """Feed to each reply the token that was sampled; returns 1."""
+        """Feed each reply its sampled token; returns 1, the tokens fed to each."""
         assert self._sampled is not None
         fed, fed_logprobs = self._sampled, self._logprobs
         logits = self._batch.step(fed)  # [B, V]
         self.has_grown = self._batch.has_grown
         if self._are_constrained:
-            # A constraint must have seen the token just fed before it can judge the next one.
+            # A constraint needs the token just fed before it can mask the next one.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._sync(fed, fed_logprobs)
             self._sample(logits)
@@ -192,18 +191,17 @@ class Decoder:
             self._logprobs[key] = logprobs
 
     def _sync(self, fed: mx.array, logprobs: dict[int, Logprobs]) -> None:
-        """Wait for the tokens that were fed, [B]; the replies grow by them."""
+        """Wait for the values of the tokens that were fed, [B], and add them to the replies."""
         tokens = cast(list[int], fed.tolist())
         for token, (key, reply) in zip(tokens, self._replies.items(), strict=True):
             self._take(reply, token, logprobs.get(key))
             self._keep_states(key, reply)
         self._outbox.end_step()
 
-    # -- a round with drafts ----------------------------------------------------------------------
+    # -- a step with drafts -----------------------------------------------------------------------
 
     def _drafts(self) -> list[list[int]] | None:
-        """What is guessed to follow the sampled token of each reply; None where a plain step promises
-        more."""
+        """The draft that follows the sampled token of each reply; None where a plain step is faster."""
         for reply in self.replies:
             _guarded(reply, Speculation.catch_up, reply.token_ids)
         speculations = [s for reply in self.replies if (s := reply.speculation) is not None]
@@ -218,7 +216,7 @@ class Decoder:
         return drafts if any(drafts) else self._no_drafts(speculations)
 
     def _sampled_ids(self) -> list[int]:
-        """The tokens that were sampled and not fed; waits for them."""
+        """The values of the tokens that are sampled but not yet fed; waits for them."""
         assert self._sampled is not None
         return cast(list[int], self._sampled.tolist())
 
@@ -229,13 +227,13 @@ class Decoder:
 
     @staticmethod
     def _draft(reply: Reply, n_tokens: int) -> list[int]:
-        """A guess of ``n_tokens`` at most, and of no more than the reply may still have."""
+        """A draft of at most ``n_tokens``, and of no more than the reply may still grow by."""
         n_tokens = min(n_tokens, reply.request.max_tokens - reply.n_tokens - 1)
         return _guarded(reply, Speculation.guess, n_tokens) or [] if n_tokens > 0 else []
 
     def _verify(self, drafts: Sequence[Sequence[int]]) -> int:
-        """Feed to each reply its sampled token and its draft, keep what comes true; returns the tokens fed to
-        each, padding included."""
+        """Feed each reply its sampled token and its draft, and keep what is accepted; returns the tokens fed
+        to each, padding included."""
         first, fed_logprobs = self._sampled_ids(), self._logprobs
         size = SIZES[bisect_left(SIZES, 1 + max(map(len, drafts)))]
         tokens = np.zeros((len(first), size), np.uint32)
@@ -264,8 +262,8 @@ class Decoder:
         return size
 
     def _check(self, drafts: Sequence[Sequence[int]], logits: mx.array) -> dict[int, Checked]:
-        """What becomes of the drafts of the replies without constraint, by batch key. Where they cannot be
-        checked together, none comes true."""
+        """How far the drafts of unconstrained replies are accepted, by batch key. If they cannot be checked
+        together, none is."""
         rows = [row for row, reply in enumerate(self.replies) if reply.constraint is None]
         if not rows:
             return {}
@@ -283,11 +281,11 @@ class Decoder:
     def _accept(
         self, reply: Reply, fed: Sequence[int], logprobs: Logprobs | None, checked: Checked
     ) -> tuple[int, int, Logprobs | None]:
-        """Let a reply grow by what came true of ``fed``, its draft checked at once.
+        """Add to a reply what was accepted of ``fed``, its sampled token and its draft.
 
         Returns:
-            How many tokens stay: fewer than came true where one of them ends the reply; the token that comes
-            next and its log probabilities.
+            How many of them stay (fewer than were accepted if one of them ends the reply), the token that
+            comes next, and its log probabilities.
         """
         *of_draft, of_next = checked.logprobs
         n = 0
@@ -301,7 +299,7 @@ class Decoder:
     def _walk(
         self, reply: Reply, fed: Sequence[int], logprobs: Logprobs | None, logits: mx.array
     ) -> tuple[int, int, Logprobs | None]:
-        """The same for a reply whose constraint must have read each token before it can judge the next.
+        """The same for a reply whose constraint needs each token before it can mask the next.
 
         Args:
             logits: [T, V].
@@ -313,12 +311,12 @@ class Decoder:
             picked = cast(int, following.item())
             if reply.is_over or [picked] != list(fed[n + 1 : n + 2]):
                 return n + 1, picked, logprobs
-        raise AssertionError("the last token of a draft is followed by none")
+        raise AssertionError("no draft token follows the last one")
 
-    # -- what a reply grows by --------------------------------------------------------------------
+    # -- new tokens of a reply --------------------------------------------------------------------
 
     def _take(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
-        """``reply`` was fed ``token``, which stays. A fault of the text side is this reply's alone."""
+        """Add ``token``, which was fed and stays, to ``reply``. A fault in parsing fails this reply alone."""
         self.has_grown |= reply.running.ids.append(token)
         try:
             self._grow(reply, token, logprobs)
@@ -342,7 +340,7 @@ class Decoder:
         self._outbox.grow(reply)
 
     def _keep_states(self, key: int, reply: Reply) -> None:
-        """Keep the state here if one is due: the batch has just been fed the reply's last token."""
+        """Keep a checkpoint here if one is due: the state represents exactly the tokens so far."""
         if reply.is_over:
             return
         if due_while_decoding(len(reply.running.ids), reply.newest_state):
@@ -356,12 +354,12 @@ class Decoder:
 
 
 def _guarded(reply: Reply, act: Callable[[Speculation, A], T], argument: A) -> T | None:
-    """Do something with the reply's drafts. A fault in guessing costs the guesses alone."""
+    """Call ``act`` on the reply's speculation, if it has one. A fault there only ends its drafting."""
     if reply.speculation is None:
         return None
     try:
         return act(reply.speculation, argument)
     except Exception as fault:
-        log.error("request %s is written without drafts", reply.request.id, exc_info=fault)
+        log.error("request %s goes on without drafts", reply.request.id, exc_info=fault)
         reply.speculation = None
         return None
