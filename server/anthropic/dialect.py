@@ -8,7 +8,8 @@ from server.anthropic.schema.requests import CountTokensRequest, MessagesRequest
 from server.http.dialect import Dialect
 
 ANTHROPIC = Dialect(
-    routers=(messages.router, models.router),
+    routers=(messages.router,),
+    contested=(models.router,),
     bodies=(MessagesRequest, CountTokensRequest),
     speaks=speaks,
     error_body=error_body,

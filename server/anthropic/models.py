@@ -52,7 +52,7 @@ class OwnRoute(APIRoute):
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The models endpoints; they must be asked before OpenAI's."""
+    """The models endpoints; they must be matched before OpenAI's."""
     routes = APIRouter(route_class=OwnRoute, include_in_schema=False, dependencies=[Depends(authenticate)])
     served = gateway.served
 

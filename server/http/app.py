@@ -22,7 +22,7 @@ from server.page.page import router as page_files
 from server.responses.dialect import RESPONSES
 
 DIALECTS = (ANTHROPIC, OPENAI, RESPONSES, NATIVE)
-"""All rooms of endpoints that are served; of two that have the same path, the first is asked first."""
+"""All rooms of endpoints that are served. The last that has a path takes whatever the others leave there."""
 
 ON_THIS_MACHINE = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?"
 """Origins of pages that this machine serves itself."""
@@ -41,6 +41,7 @@ def create_app(gateway: Gateway, keys: Keys | None = None) -> FastAPI:
     page = read_page()
     routers = [router(gateway) for dialect in DIALECTS for router in dialect.routers]
     routers += [health.router(gateway, page), page_files(page)]
+    routers += [router(gateway) for dialect in DIALECTS for router in dialect.contested]
     paths = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
     failures = Failures(DIALECTS, paths)
     failures.install(app)

@@ -27,6 +27,8 @@ class Dialect:
 
     Attributes:
         routers: make the routes.
+        contested: make those at paths that another dialect has, too. They are matched after all others: only
+            requests to these paths are looked at for which dialect they are in.
         bodies: the request bodies among them, for the OpenAPI document.
         speaks: whether a request, of whatever path, comes from a client of this dialect, which is told errors
             by :attr:`error_body`. None where OpenAI's shape will do.
@@ -34,6 +36,7 @@ class Dialect:
     """
 
     routers: tuple[Callable[[Gateway], APIRouter], ...]
+    contested: tuple[Callable[[Gateway], APIRouter], ...] = ()
     bodies: tuple[type[Schema], ...] = ()
     speaks: Callable[[Request], bool] | None = None
     error_body: Callable[[Exception], Mapping[str, Any]] = error_body

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from server.events import TokenLogprob
-from server.turn.reply import PlanBody, Replies
+from server.turn.reply import PlanBody
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -194,57 +192,3 @@ class Completion(TypedDict):
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     crossturn: NotRequired[PlanBody | list[PlanBody]]
-
-
-def usage_body(replies: Replies) -> Usage:
-    """``cached_tokens`` are the prompt tokens that were not read again."""
-    plans, finished = replies.plans, replies.ends
-    n_prompt = sum(plan.prompt_tokens for plan in plans)
-    n_reply = sum(reply.n_tokens for reply in finished)
-    return Usage(
-        prompt_tokens=n_prompt,
-        completion_tokens=n_reply,
-        total_tokens=n_prompt + n_reply,
-        prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in plans)),
-        completion_tokens_details=CompletionDetails(
-            reasoning_tokens=sum(reply.n_reasoning_tokens for reply in finished),
-            accepted_prediction_tokens=sum(reply.n_accepted for reply in finished),
-            rejected_prediction_tokens=sum(reply.n_drafted - reply.n_accepted for reply in finished),
-        ),
-    )
-
-
-def usage_so_far(replies: Replies) -> Usage:
-    """The counts while replies are being written. How many of the tokens are thought is known at the end."""
-    n_prompt = sum(plan.prompt_tokens for plan in replies.plans)
-    n_reply = sum(replies.n_tokens)
-    return Usage(
-        prompt_tokens=n_prompt,
-        completion_tokens=n_reply,
-        total_tokens=n_prompt + n_reply,
-        prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in replies.plans)),
-    )
-
-
-_FLOOR = -9999.0
-"""What OpenAI writes for a token that cannot be; JSON has no infinity."""
-
-
-def floored(logprob: float) -> float:
-    """``logprob`` as JSON can have it."""
-    return max(logprob, _FLOOR)
-
-
-def logprob_bodies(told: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[ContentLogprob]:
-    """The entries of ``told``, which only content has; ``token_bytes`` gives the bytes of a token id."""
-
-    def token(token_id: int, logprob: float) -> TopLogprob:
-        data = token_bytes(token_id)
-        return TopLogprob(token=data.decode("utf-8", "replace"), logprob=floored(logprob), bytes=list(data))
-
-    return [
-        ContentLogprob(
-            **token(one.token_id, one.logprob), top_logprobs=[token(*pair) for pair in one.alternatives]
-        )
-        for one in told
-    ]

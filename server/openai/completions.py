@@ -16,15 +16,7 @@ from server.events import Event, Finished, GenerationRequest, Progress, ReplyFor
 from server.http.intake import Arrival
 from server.http.schema import parse
 from server.http.stream import Frame
-from server.openai.bodies import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    Usage,
-    floored,
-    usage_body,
-    usage_so_far,
-)
+from server.openai.bodies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from server.openai.decoder import (
     check_stream_options,
     counts_tokens,
@@ -34,7 +26,7 @@ from server.openai.decoder import (
     stop_of,
     wants_usage,
 )
-from server.openai.encoder import OpenAIManners
+from server.openai.encoder import OpenAIManners, floored, usage_body, usage_so_far
 from server.openai.schema import CompletionRequest
 from server.turn.compose import stops_of
 from server.turn.reply import plan_body

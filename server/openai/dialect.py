@@ -43,14 +43,8 @@ class ModelList(TypedDict):
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """Chat completions, completions, models."""
+    """Chat completions and completions."""
     routes = APIRouter()
-    _add_generations(routes, gateway)
-    _add_models(routes, gateway.served)
-    return routes
-
-
-def _add_generations(routes: APIRouter, gateway: Gateway) -> None:
     settings, served = gateway.settings, gateway.served
     failing = errors(400, 401, 404, 413, 415, 500, 503)
 
@@ -80,31 +74,25 @@ def _add_generations(routes: APIRouter, gateway: Gateway) -> None:
         answer = Answer(run=run, generations=asked.generations, encoder=CompletionEncoder(asked.shape))
         return await answer.send(request, settings, stream=asked.stream)
 
+    return routes
 
-def _add_models(routes: APIRouter, served: Served) -> None:
-    needs_key = [Depends(authenticate)]
 
-    @routes.get(
-        "/v1/models",
-        summary="List the names of the model that is served",
-        tags=["models"],
-        dependencies=needs_key,
-        responses=errors(401),
-    )
-    @routes.get("/v1/models/", include_in_schema=False, dependencies=needs_key)
+def models(gateway: Gateway) -> APIRouter:
+    """The models endpoints."""
+    routes = APIRouter(tags=["models"], responses=errors(401), dependencies=[Depends(authenticate)])
+    served = gateway.served
+
+    @routes.get("/v1/models", summary="List the names of the model that is served")
+    @routes.get("/v1/models/", include_in_schema=False)
     async def list_models() -> ModelList:
         return ModelList(object="list", data=[_model_body(served, name) for name in served.listed])
 
-    @routes.get(
-        "/v1/models/{name:path}",
-        summary="Describe the model",
-        tags=["models"],
-        dependencies=needs_key,
-        responses=errors(401, 404),
-    )
+    @routes.get("/v1/models/{name:path}", summary="Describe the model", responses=errors(404))
     async def retrieve_model(name: str) -> ModelBody:
         served.check_name(name)
         return _model_body(served, name)
+
+    return routes
 
 
 def _model_body(served: Served, name: str) -> ModelBody:
@@ -121,5 +109,6 @@ def _model_body(served: Served, name: str) -> ModelBody:
 
 OPENAI = Dialect(
     routers=(router, tokens.router),
+    contested=(models,),
     bodies=(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
 )

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
 from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.errors import error_body
-from server.events import Event, Finished, Planned, Prefilling, Progress
+from server.events import Event, Finished, Planned, Prefilling, Progress, TokenLogprob
 from server.http.stream import COMMENT, Frame
 from server.openai.bodies import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChunkChoice,
+    CompletionDetails,
     ContentLogprob,
     FunctionBody,
     FunctionDelta,
     Logprobs,
+    PromptDetails,
     PromptProgress,
     ReplyDelta,
     ReplyMessage,
     ToolCallBody,
     ToolCallDelta,
+    TopLogprob,
     Usage,
-    logprob_bodies,
-    usage_body,
-    usage_so_far,
 )
 from server.settings import ReasoningField
 from server.turn.reply import Replies, Reply, plan_body
+
+_FLOOR = -9999.0
+"""What OpenAI writes for a token that cannot be; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +89,11 @@ class ChatEncoder(OpenAIManners):
         self._shape = shape
         self._logprobs: list[list[ContentLogprob]] = [[] for _ in range(shape.n)]
 
-    def frames(self, event: Event) -> Iterator[Frame]:
+    def frames(self, event: Event) -> list[Frame]:
         """Take in ``event``; the frames that it makes: the roles come first, the plan with the first and
         the last one."""
         self.replies.take_in(event)
-        return map(Frame, self._chunks(event))
+        return [Frame(chunk) for chunk in self._chunks(event)]
 
     def _chunks(self, event: Event) -> Iterator[ChatCompletionChunk]:
         match event:
@@ -239,3 +242,53 @@ def _call_delta(delta: ToolCallStart | ToolCallArguments) -> ToolCallDelta:
             function=FunctionDelta(name=delta.name, arguments=""),
         )
     return ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.json_fragment))
+
+
+def usage_body(replies: Replies) -> Usage:
+    """``cached_tokens`` are the prompt tokens that were not read again."""
+    plans, finished = replies.plans, replies.ends
+    n_prompt = sum(plan.prompt_tokens for plan in plans)
+    n_reply = sum(reply.n_tokens for reply in finished)
+    return Usage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_reply,
+        total_tokens=n_prompt + n_reply,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in plans)),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=sum(reply.n_reasoning_tokens for reply in finished),
+            accepted_prediction_tokens=sum(reply.n_accepted for reply in finished),
+            rejected_prediction_tokens=sum(reply.n_drafted - reply.n_accepted for reply in finished),
+        ),
+    )
+
+
+def usage_so_far(replies: Replies) -> Usage:
+    """The counts while replies are being written. How many of the tokens are thought is known at the end."""
+    n_prompt = sum(plan.prompt_tokens for plan in replies.plans)
+    n_reply = sum(replies.n_tokens)
+    return Usage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_reply,
+        total_tokens=n_prompt + n_reply,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in replies.plans)),
+    )
+
+
+def floored(logprob: float) -> float:
+    """``logprob`` as JSON can have it."""
+    return max(logprob, _FLOOR)
+
+
+def logprob_bodies(told: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[ContentLogprob]:
+    """The entries of ``told``, which only content has; ``token_bytes`` gives the bytes of a token id."""
+
+    def token(token_id: int, logprob: float) -> TopLogprob:
+        data = token_bytes(token_id)
+        return TopLogprob(token=data.decode("utf-8", "replace"), logprob=floored(logprob), bytes=list(data))
+
+    return [
+        ContentLogprob(
+            **token(one.token_id, one.logprob), top_logprobs=[token(*pair) for pair in one.alternatives]
+        )
+        for one in told
+    ]

@@ -9,8 +9,11 @@ from typing import Any
 
 import anthropic
 import pytest
+from starlette.routing import Match
+from starlette.types import Scope
 
 from model.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.anthropic.models import OwnRoute
 from server.events import Event, Failed, Finished, GenerationRequest, Progress
 from server.settings import Settings
 from tests.fakes.anthropic_asking import ASK, events_of, post, refusal, reply, stream
@@ -241,6 +244,23 @@ def test_models_are_listed_as_the_client_reads_them() -> None:
                 with pytest.raises(anthropic.BadRequestError, match=next(iter(wrong))):
                     client.models.list(**wrong)  # type: ignore[arg-type]
         assert [model.id for model in server.openai.models.list()] == ["a", "b", "c"]
+
+
+def test_only_requests_at_paths_that_two_dialects_have_are_looked_at_for_theirs(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    as_it_is = OwnRoute.matches
+
+    def matches(route: OwnRoute, scope: Scope) -> tuple[Match, Scope]:
+        looked_at.append(scope["path"])
+        return as_it_is(route, scope)
+
+    monkeypatch.setattr(OwnRoute, "matches", matches)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.http.get("/v1/models").status_code == 200
+    assert set(looked_at) == {"/v1/models"}
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])

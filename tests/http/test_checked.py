@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.openai import bodies, completions, encoder
+from server.openai import completions, encoder
 from server.openai.bodies import Usage
+from server.openai.encoder import usage_body
 from tests.fakes.live_server import live
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -29,7 +30,7 @@ def test_a_field_too_many_or_too_few_fails_the_test(
     path: str, stream: bool, change: Change, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(*arguments: Any) -> Usage:
-        return change(dict(bodies.usage_body(*arguments)))  # type: ignore[return-value]
+        return change(dict(usage_body(*arguments)))  # type: ignore[return-value]
 
     monkeypatch.setattr(encoder, "usage_body", changed)
     monkeypatch.setattr(completions, "usage_body", changed)
