@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -30,6 +31,8 @@ class StoreFigures:
     Attributes:
         n_pinned_bytes: of what runs; the rest of ``n_bytes`` rests and may be let go.
         n_disk_bytes, n_disk_conversations: of the cache directory.
+        n_array_bytes: of all arrays of MLX, the weights included.
+        n_pooled_bytes: what MLX keeps for the arrays to come.
     """
 
     n_bytes: int
@@ -38,6 +41,8 @@ class StoreFigures:
     counters: Counters
     n_disk_bytes: int = 0
     n_disk_conversations: int = 0
+    n_array_bytes: int = 0
+    n_pooled_bytes: int = 0
 
 
 def figures_of(store: Store) -> StoreFigures:
@@ -49,6 +54,8 @@ def figures_of(store: Store) -> StoreFigures:
         counters=replace(store.counters),
         n_disk_bytes=store.disk.n_bytes,
         n_disk_conversations=store.disk.n_conversations,
+        n_array_bytes=mx.get_active_memory(),
+        n_pooled_bytes=mx.get_cache_memory(),
     )
 
 
@@ -135,6 +142,8 @@ class _Snapshot(Collector):
         yield "crossturn_memory_bytes", "Memory that conversations hold.", store.n_bytes
         yield "crossturn_memory_budget_bytes", "Memory that conversations may hold.", store.budget_bytes
         yield "crossturn_memory_usage_ratio", "Of the budget, what is held; 0 to 1.", min(1.0, usage)
+        yield "crossturn_array_bytes", "All arrays of MLX, the weights included.", store.n_array_bytes
+        yield "crossturn_pooled_bytes", "What MLX keeps for the arrays to come.", store.n_pooled_bytes
         yield "crossturn_disk_bytes", "What the cache directory holds.", store.n_disk_bytes
         yield "crossturn_disk_conversations", "Conversations in it.", store.n_disk_conversations
         yield "vllm:num_requests_running", "As vLLM names it.", engine.n_running
