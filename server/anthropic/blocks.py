@@ -1,8 +1,17 @@
-"""Puts a reply's deltas into content blocks, one after the other."""
+"""Puts a reply's deltas into content blocks, one after the other.
+
+A thinking block has a ``signature``, which clients send back unread. Where a client does not want to see the
+thought, the signature holds it, so that the next prompt can be the one that the model has read; elsewhere it
+only names the thought. It proves nothing: whoever could forge a signature could as well send a thinking block
+with any text.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -24,9 +33,12 @@ from server.anthropic.schema.replies import (
     ThinkingDelta,
     ToolUseBody,
 )
-from server.anthropic.signature import carrying, naming
 
 Kind = Literal["thinking", "text", "tool_use"]
+CARRIER = "crossturn-thought-1."
+NAME = "crossturn-named-1."
+MAX_BYTES = 4 * 1024 * 1024
+"""More than any context has room for: a few kilobytes of zeros unpack to gigabytes."""
 
 
 class BlockWriter:
@@ -139,3 +151,26 @@ def _input(arguments: str) -> dict[str, Any]:
     clients read a stream."""
     value = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
     return value if isinstance(value, dict) else {}
+
+
+def naming(thought: str) -> str:
+    """A signature for a thought that is sent beside it."""
+    return NAME + hashlib.blake2b(thought.encode(), digest_size=16).hexdigest()
+
+
+def carrying(thought: str) -> str:
+    """A signature that holds the thought."""
+    return CARRIER + base64.b64encode(zlib.compress(thought.encode())).decode()
+
+
+def thought_in(signature: str | None) -> str | None:
+    """The thought that ``signature`` holds; None where it holds none, as another server's does."""
+    if signature is None or not signature.startswith(CARRIER):
+        return None
+    try:
+        packed = base64.b64decode(signature.removeprefix(CARRIER), validate=True)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, MAX_BYTES)
+        return text.decode() if unpacker.eof else None
+    except (ValueError, zlib.error):
+        return None

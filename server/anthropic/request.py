@@ -1,18 +1,28 @@
-"""Decodes a Messages request into a turn."""
+"""Decodes a Messages request into a turn, with its session and its wishes about thinking."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from model.errors import InputError
-from server.anthropic.schema.requests import PromptFields
+from server.anthropic.schema.requests import (
+    AdaptiveThinking,
+    AssistantMessage,
+    BetweenToolsThinking,
+    DisabledThinking,
+    Effort,
+    EnabledThinking,
+    Message,
+    PromptFields,
+    SystemMessage,
+    UserMessage,
+)
 from server.anthropic.schema.tools import AnyChoice, AutoChoice, NamedChoice, NoChoice
-from server.anthropic.session import session_of
-from server.anthropic.thinking import thinking_of
 from server.anthropic.toolbox import Toolbox
 from server.anthropic.transcript import Transcript
-from server.turn.turn import ResponseFormat, Sampling, ToolChoice, Turn
+from server.turn.turn import ResponseFormat, Sampling, Thinking, ToolChoice, Turn
 
 NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
@@ -24,6 +34,8 @@ NAMES: Mapping[str, str] = {
 """What a turn's attributes are called here."""
 MARK = re.compile(rb'"cache_control"\s*:\s*\{')
 """Inside a string its quotes would be escaped."""
+OLD_FORM = "_session_"
+"""Claude Code once wrote ``user_..._account_..._session_<uuid>``."""
 
 
 def turn_of(
@@ -102,3 +114,67 @@ def _tool_names(toolbox: Toolbox) -> dict[str, str]:
         names[f"tools[{shown}]"] = names[f"tools[{shown}].function"] = f"tools[{asked}]"
         names[f"tools[{shown}].function.parameters"] = f"tools[{asked}].input_schema"
     return names
+
+
+def session_of(headers: Mapping[str, str], user_id: str | None) -> str | None:
+    """The first that is not empty: ``X-Claude-Code-Session-Id``, the session within ``metadata.user_id``,
+    ``X-Session-Id``."""
+    candidates = (
+        headers.get("x-claude-code-session-id"),
+        _session_in(user_id or ""),
+        headers.get("x-session-id"),
+    )
+    return next((session for session in candidates if session), None)
+
+
+def _session_in(user_id: str) -> str | None:
+    if OLD_FORM in user_id and not user_id.startswith("{"):
+        return user_id.rpartition(OLD_FORM)[2]
+    try:
+        told = json.loads(user_id)
+    except (ValueError, RecursionError):
+        return None
+    session = told.get("session_id") if isinstance(told, dict) else None
+    return session if isinstance(session, str) else None
+
+
+def thinking_of(request: PromptFields, default: bool | None) -> Thinking:
+    """Read ``thinking`` and the effort. A client that says nothing of thinking expects no thought before the
+    text: the model thinks there only where the server's ``default`` says so."""
+    effort = _effort(request)
+    match request.thinking:
+        case None:
+            return Thinking(enabled=bool(default), effort=effort if default else None)
+        case DisabledThinking():
+            return Thinking(enabled=False)
+        case BetweenToolsThinking():
+            thinks = _answers_tools(request.messages)
+            return Thinking(enabled=thinks, effort=effort if thinks else None)
+        case EnabledThinking(budget_tokens=budget):
+            return Thinking(enabled=True, effort=effort, budget=budget)
+        case AdaptiveThinking():
+            return Thinking(enabled=True, effort=effort)
+
+
+def shows_thoughts(request: PromptFields) -> bool:
+    """Whether thoughts are sent; else only their signatures are."""
+    thinking = request.thinking
+    return not (isinstance(thinking, EnabledThinking | AdaptiveThinking) and thinking.display == "omitted")
+
+
+def _effort(request: PromptFields) -> Effort | None:
+    """The newest word on it: a system message's that belongs to this turn, or the request's."""
+    for message in reversed(request.messages):
+        if isinstance(message, AssistantMessage):
+            break
+        if isinstance(message, SystemMessage) and message.output_config and message.output_config.effort:
+            return message.output_config.effort
+    return request.output_config.effort if request.output_config else None
+
+
+def _answers_tools(messages: Sequence[Message]) -> bool:
+    """Whether the reply comes after tools' results and not after a person's words."""
+    said = next((message for message in reversed(messages) if not isinstance(message, SystemMessage)), None)
+    return isinstance(said, UserMessage) and any(
+        not isinstance(block, str) and block.type == "tool_result" for block in said.content
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from server.anthropic.blocks import thought_in
 from server.anthropic.schema.blocks import (
     AssistantBlock,
     Base64Source,
@@ -20,9 +21,8 @@ from server.anthropic.schema.blocks import (
     ToolUseBlock,
     UserBlock,
 )
-from server.anthropic.schema.messages import AssistantMessage, Message, SystemMessage, UserMessage
+from server.anthropic.schema.requests import AssistantMessage, Message, SystemMessage, UserMessage
 from server.anthropic.schema.tools import ToolAdditionBlock, ToolName, ToolRemovalBlock
-from server.anthropic.signature import thought_in
 from server.anthropic.toolbox import Toolbox
 
 BILLING = "x-anthropic-billing-header"

@@ -29,8 +29,7 @@ from model.kv import KvLayout
 from model.layers.gdn import Gdn
 from model.layers.network import Network
 from model.state import Checkpoint, State
-from server.check.comparing import apart, layer_bound, numbers
-from server.check.result import Section
+from server.check.result import Section, apart, layer_bound, numbers
 
 _N_VOCAB = 1024  # rows of the embedding and of the head that are kept
 _N_PROMPT, _CAPTURES, _N_FEW = 200, (70, 128), 5

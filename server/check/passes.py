@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from model.device import Device
 from model.forward import Forward
 from model.state import State
-from server.check.comparing import apart, logits_apart, numbers, pass_bound
-from server.check.result import Section
+from server.check.result import Section, apart, logits_apart, numbers, pass_bound
 
 _N_PROMPT = 333
 _N_STEPS = 8

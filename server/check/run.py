@@ -1,13 +1,18 @@
-"""All checks in order. Imports MLX: prepare the backend first."""
+"""All checks in order, and what they ran on. Imports MLX: prepare the backend first."""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlx.core as mx
 
 from model.backend import detect, without_kernels
+from model.checkpoint.config import ModelConfig
 from model.checkpoint.fingerprint import ModelFingerprint
 from model.checkpoint.load import evaluate, load, read_modules
 from model.checkpoint.weights import parameters
@@ -15,7 +20,6 @@ from model.device import Device
 from model.forward import Forward
 from model.text.tokenizer import TextTokenizer
 from server.check.kernels import check_kernels
-from server.check.machine import describe_machine, describe_model
 from server.check.passes import check_passes
 from server.check.result import Section
 from server.check.speed import check_speed, time_mlx_lm, time_ours
@@ -26,6 +30,9 @@ _FALLBACK = (
     "report the table."
 )
 _NO_FALLBACK = "Plain operations do not agree either: do not trust replies of this model on this machine."
+_PACKAGES = ("crossturn", "mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-lm", "numpy", "tokenizers")
+# Of what MLX says of a device.
+_KNOWN = ("architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
 
 
 def check(path: Path, dtype: str | None, tell: Callable[[Section], None]) -> list[Section]:
@@ -77,3 +84,43 @@ def _fallback(path: Path, dtype: str | None, device: Device, tokenizer: TextToke
     agrees = not (check_passes(plain, device).differing or check_walk(plain, device, tokenizer).differing)
     section.notes.append(_FALLBACK if agrees else _NO_FALLBACK)
     return section
+
+
+def describe_machine(device: Device) -> Section:
+    """Versions, the device and its memory."""
+    section = Section("machine")
+    system = platform.mac_ver()[0] or platform.release()
+    section.tell("system", f"{platform.system()} {system}, {platform.machine()}")
+    section.tell("Python", f"{platform.python_version()} ({sys.implementation.name})")
+    section.tell("packages", ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))))
+    section.tell("device", device.name)
+    section.tell("cores", str(os.cpu_count()))
+    section.tell("memory for the model", f"{device.n_memory_bytes / 2**30:.1f} GiB")
+    info = mx.device_info() if device.kind != "cpu" else {}
+    for name in _KNOWN:
+        if name in info:
+            value = info[name]
+            told = f"{value / 2**30:.1f} GiB" if isinstance(value, int) else str(value)
+            section.tell(name.replace("_", " "), told)
+    return section
+
+
+def describe_model(config: ModelConfig, dtype: str, n_weight_bytes: int) -> Section:
+    """The model by its shape, not by its name."""
+    section = Section("model")
+    kind = f"{config.n_experts} experts, {config.n_chosen} chosen" if config.n_experts else "dense"
+    section.tell("shape", f"{config.model_type}, {config.n_layers} layers, {config.hidden_size} wide, {kind}")
+    section.tell("heads", f"{config.n_heads} over {config.n_kv_heads}, {config.head_dim} wide")
+    section.tell(
+        "GDN heads",
+        f"{config.n_value_heads} over {config.n_key_heads}, {config.value_head_dim} by {config.key_head_dim}",
+    )
+    section.tell("weights", f"{n_weight_bytes / 2**30:.2f} GiB, computed in {dtype}")
+    return section
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

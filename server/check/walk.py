@@ -20,8 +20,7 @@ from model.forward import Forward
 from model.sampling import SamplingParams
 from model.text.chat import ChatFormat, RenderedPrompt
 from model.text.tokenizer import TextTokenizer
-from server.check.comparing import pass_bound
-from server.check.result import Section
+from server.check.result import Section, pass_bound
 from server.engine.admission import LoopOptions
 from server.engine.assembly import metadata
 from server.engine.loop import EngineLoop

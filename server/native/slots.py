@@ -16,7 +16,7 @@ from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
 from server.http.schema import parse
-from server.native.slots_schema import (
+from server.native.schema import (
     DivergenceBody,
     EntryBody,
     ForkRequest,

@@ -30,14 +30,14 @@ from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
 from server.http.schema import parse
-from server.native.slots import no_slot, slot_id
-from server.native.travel_schema import (
+from server.native.schema import (
     ExportRequest,
     MissingContents,
     MissingRequest,
     SlotContents,
     SlotImported,
 )
+from server.native.slots import no_slot, slot_id
 
 MEDIA_TYPE = "application/x-tar"
 _SPOOL_BYTES = 8 * 2**20

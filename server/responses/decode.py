@@ -10,8 +10,7 @@ from model.errors import InputError
 from server.errors import NotFoundError
 from server.responses.kept.items import item_of, kept
 from server.responses.kept.seal import Seal
-from server.responses.kept.shelf import Shelf
-from server.responses.kept.store import ResponseStore
+from server.responses.kept.store import ResponseStore, Shelf
 from server.responses.messages import Placed, conversation_of
 from server.responses.schema.items import (
     AdditionalToolsItem,

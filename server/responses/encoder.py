@@ -18,6 +18,8 @@ from server.responses.toolbox import Toolbox
 from server.turn.reply import Replies, plan_body
 
 Logprobs = Callable[[Sequence[TokenLogprob]], list[dict[str, Any]]]
+_FLOOR = -9999.0
+"""What OpenAI writes for a token that cannot be; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +198,20 @@ class ResponseEncoder:
             output_tokens_details={"reasoning_tokens": end.n_reasoning_tokens},
             total_tokens=n_prompt + end.n_tokens,
         )
+
+
+def logprob_bodies(told: Sequence[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[dict[str, Any]]:
+    """The entries of ``told``; ``token_bytes`` gives the bytes that a token id stands for."""
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        data = token_bytes(token_id)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(logprob, _FLOOR),
+            "bytes": list(data),
+        }
+
+    return [
+        {**token(one.token_id, one.logprob), "top_logprobs": [token(*pair) for pair in one.alternatives]}
+        for one in told
+    ]

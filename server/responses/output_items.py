@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.responses.ids import made_id
+from server.responses.kept.records import made_id
 from server.responses.schema.replies import EventBody, ItemBody
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

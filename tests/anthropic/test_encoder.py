@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.anthropic.blocks import MAX_BYTES, carrying, naming, thought_in
 from server.anthropic.reply import MessageEncoder, MessageShape
-from server.anthropic.signature import MAX_BYTES, carrying, naming, thought_in
 from server.events import Event, Finished, FinishReason, Planned, PlanReport, Progress
 from tests.fakes.anthropic_types import EventOrder, check_event, check_message
 

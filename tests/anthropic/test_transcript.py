@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from model.errors import InputError
-from server.anthropic.signature import carrying, naming
+from server.anthropic.blocks import carrying, naming
 from tests.fakes.anthropic_asking import turn
 
 HI = {"role": "user", "content": "Hi"}

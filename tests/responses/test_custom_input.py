@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.responses.custom_input import CustomInput
+from server.responses.output_calls import CustomInput
 
 TEXTS = st.text(st.characters(exclude_categories=[])) | st.text(alphabet='"\\\n{}:u0dD8😀é\ud83d\ude00')
 

@@ -11,8 +11,7 @@ from model.errors import InputError
 from server.errors import NotFoundError
 from server.responses.decode import Decoded, Sender, decode
 from server.responses.kept.seal import Seal
-from server.responses.kept.shelf import Shelf
-from server.responses.kept.store import ResponseStore
+from server.responses.kept.store import ResponseStore, Shelf
 from server.responses.schema.requests import ResponsesRequest
 
 USER = {"role": "user", "content": "Hi"}

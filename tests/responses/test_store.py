@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.responses.ids import made_id
-from server.responses.kept.records import Packed, Record
+from server.responses.kept.records import Packed, Record, made_id
 from server.responses.kept.store import ResponseStore
 
 ROOM = 1 << 20

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cache.disk.files import PEER, claim
-from server.responses.ids import is_response_id
-from server.responses.kept.records import Packed, unpack
+from server.responses.kept.records import Packed, is_response_id, unpack
 
 log = logging.getLogger("crossturn.responses")
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from server.responses.given_back import tool_given_back
-from server.responses.ids import new_id
+from server.responses.kept.records import new_id
 from server.responses.schema.items import (
     AdditionalToolsItem,
     CallOutputItem,

@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from server.responses.ids import response_of
 from server.responses.kept.folder import ResponseFolder
-from server.responses.kept.records import Packed, Record
+from server.responses.kept.records import Packed, Record, response_of
+from server.responses.kept.seal import Seal, seal_key
+from server.settings import Settings
 
 log = logging.getLogger("crossturn.responses")
+FOLDER = "responses"
+"""Below the cache folder."""
 
 
 class ResponseStore:
@@ -188,3 +191,21 @@ def _parents_first(found: dict[str, Packed]) -> list[str]:
         if step is None or step in ordered:
             ordered.update(dict.fromkeys(reversed(line)))
     return list(ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Used by the thread that reads and renders requests, alone."""
+
+    store: ResponseStore
+    seal: Seal
+
+
+def open_shelf(settings: Settings) -> Shelf:
+    """The shelf in the cache folder, where there is one; else in memory.
+
+    Raises:
+        OSError: the folder cannot be used.
+    """
+    folder = None if settings.cache_dir is None else settings.cache_dir / FOLDER
+    return Shelf(ResponseStore(settings.response_store, folder), Seal(seal_key(folder)))
