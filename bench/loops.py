@@ -52,7 +52,7 @@ class Loop:
 
     def state_bytes(self, n_tokens: int) -> int:
         """Bytes of a state that stands for ``n_tokens``."""
-        return self.engine.state_bytes(n_tokens)
+        return self.engine.forward.state_bytes(n_tokens)
 
     def ask(self, prompt: RenderedPrompt, *, session: str | None = None, max_tokens: int = 16) -> Told:
         """Run one request to its end."""

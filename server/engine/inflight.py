@@ -112,6 +112,11 @@ class InFlight:
             prompt = RenderedPrompt(np.array(ids, np.uint32))
             self._admission.add_ahead(WarmRequest(reply.request.id, reply.request.slot, prompt))
 
+    def stop_reading_ahead(self) -> None:
+        """Take out the prompts that no client waits for, and keep them as far as they are fed."""
+        for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is None]:
+            self.keep(self._prefiller.leave(prefill).running)
+
     def end(self, ticket: Ticket, failure: Failed) -> None:
         """Tell a client that its request has ended early; once, whatever fails after that."""
         if not ticket.is_over:

@@ -1,7 +1,7 @@
 """The algorithm of the engine: admit, prefill, decode, remember; one small step at a time.
 
-Everything here runs on one thread, without waiting: :meth:`EngineLoop.step` does a bounded amount
-of work and returns. ``server/engine/thread.py`` calls it from the engine thread; tests call it directly.
+Everything here runs on one thread and never blocks: :meth:`EngineLoop.step` does a bounded amount of work and
+returns. ``server/engine/thread.py`` calls it on the engine thread; tests call it directly.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from server.engine.planning import Planner
 from server.engine.prefill import Prefill, Prefiller
 from server.engine.reply import Grammars, Reply, ReplyMaker, Siblings, tickets_of
 from server.engine.ticket import Outbox, Ticket
-from server.events import Emit, GenerationRequest, Planned, WarmRequest
+from server.events import Emit, GenerationRequest, Planned, PlanReport, WarmRequest
 
 PREFILL_S = 1.0
-"""About what one step of a prefill takes: a client that leaves is heard after it."""
+"""About how long a prefill step takes: a client that disconnects is noticed after it."""
 SHARED_PREFILL_S = 0.25
-"""The same beside replies, which pause for it."""
+"""The same while replies are being decoded, which pause for it."""
 
 
 class EngineLoop:
-    """Takes requests from their arrival to their end.
+    """Runs requests from their arrival to their end.
 
     Args:
         forward: the model.
         tokenizer: turns reply tokens into text.
-        store: what is remembered of earlier prompts.
+        store: remembers conversations.
         stop_ids: token ids that end a reply.
-        grammars: gives the table of grammars when one is wanted; None makes it then.
+        grammars: returns the table of grammars when one is needed; None builds it then.
         clock: seconds, monotonic.
-        drafting: how replies are guessed ahead, where the options want that.
+        drafting: how replies are drafted, if the options allow drafts.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class EngineLoop:
         drafting: Drafting | None = None,
     ) -> None:
         options, drafting = options or LoopOptions(), drafting or Drafting()
-        self._forward = forward
-        self._store = store
+        self.forward = forward
+        self.store = store
         self._options = options
         self._clock = clock
         self._outbox = Outbox(options.stream_interval_seconds, clock)
-        self._admission = Admission(options, store, self.state_bytes, clock)
+        self._admission = Admission(options, store, forward.state_bytes, clock)
         self._planner = Planner(store, tokenizer, stop_ids, keeps_fed_ids=options.keep_fed_ids)
         self._prefiller = Prefiller(forward)
         self._decoder = Decoder(forward, stop_ids, self._outbox, drafting.depth)
@@ -77,15 +77,7 @@ class EngineLoop:
         self._in_flight = InFlight(store, self._admission, self._prefiller, self._decoder, self._outbox)
         self.counters = self._in_flight.counters
 
-    # -- what may be asked, between two steps -----------------------------------------------------
-
-    @property
-    def store(self) -> Store:
-        return self._store
-
-    def state_bytes(self, n_tokens: int) -> int:
-        """Bytes of the state of a conversation of ``n_tokens``."""
-        return self._forward.state_bytes(n_tokens)
+    # -- requests and questions, between two steps ------------------------------------------------
 
     @property
     def has_requests(self) -> bool:
@@ -95,7 +87,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         is_ahead = self._admission.has_ahead or bool(self._prefiller.prefills)
-        return self.has_requests or is_ahead or self._store.disk.is_behind
+        return self.has_requests or is_ahead or self.store.disk.is_behind
 
     def stats(self) -> EngineStats:
         """May be asked for from any thread."""
@@ -109,28 +101,28 @@ class EngineLoop:
             self._in_flight.end(ticket, refusal)
 
     def read_ahead(self, request: WarmRequest) -> None:
-        """Prefill ``request`` when idle. A later one for the same slot replaces an earlier one."""
+        """Prefill ``request`` when idle; it replaces an earlier one for the same slot."""
         if self._options.idle_prefill:
             self._admission.add_ahead(request)
 
     def cancel(self, request_id: str) -> None:
-        """End a request where it stands and keep the work done; unknown ids are ignored."""
+        """End a request where it stands and keep the work done; an unknown id is ignored."""
         self._in_flight.cancel(request_id)
 
     def cancel_all(self) -> None:
-        """End everything a client waits for, as at shutdown."""
+        """End every request, as at shutdown."""
         for ticket in self._in_flight.tickets:
             self.cancel(ticket.request.id)
 
     def recover(self, fault: BaseException) -> None:
-        """After a fault of the loop itself: end what runs. What is at rest and sound stays."""
+        """After a fault of the loop itself: fail every request. Sound entries at rest stay."""
         self._in_flight.abandon(fault)
 
     # -- the algorithm ----------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Admit what fits, prefill one chunk of a prompt, decode one token of every reply; when there is
-        nothing of that, write one file of the cache folder.
+        """Admit what fits, prefill one chunk of a prompt and decode one token of every reply; with nothing of
+        that to do, write one file of the cache folder.
 
         Returns:
             whether there was anything to do.
@@ -142,16 +134,15 @@ class EngineLoop:
             self.counters.n_steps += 1
             return True
         if self._options.checks_store:
-            self._store.check()
-        return self._store.disk.step()
+            self.store.check()
+        return self.store.disk.step()
 
     def _admit(self) -> None:
-        """Begin the next prompt: that of the request whose turn it is, else one to read ahead."""
+        """Begin the next prompt: that of the request whose turn it is, or one to read ahead if none waits."""
         for expired in self._admission.take_expired():
             self._in_flight.end(expired, self._admission.too_late)
         if self._admission.line:
-            for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is None]:
-                self._in_flight.keep(self._prefiller.leave(prefill).running)
+            self._in_flight.stop_reading_ahead()
             decoding = [reply.siblings.ticket for reply in self._decoder.replies]
             while ticket := self._admission.take(decoding, self._prefiller, self._planner.n_suffix):
                 self._begin(ticket)
@@ -159,42 +150,46 @@ class EngineLoop:
             self._begin_ahead(self._admission.take_ahead())
 
     def _begin(self, ticket: Ticket) -> None:
-        """Plan a client's prompt and take the state that the plan names."""
+        """Plan a client's prompt, take the state that the plan names, and start the prefill."""
         ticket.n_starts += 1
         try:
-            self._outbox.flush()  # what the plan names may have to be read from disk
-            grammar = self._maker.start_grammar(ticket.request.reply)
-            plan = self._planner.plan(ticket.request)
-            ticket.request = replace(ticket.request, prompt=plan.prompt)
-            running = self._store.take(plan.choice)
+            self._outbox.flush()  # the state may have to be read from disk
+            prefill, report = self._planned(ticket)
         except BaseException as fault:
             self._fail(ticket, fault)
             return
-        foretold = () if ticket.request.prediction is None else (ticket.request.prediction,)
-        self._prefiller.join(
-            Prefill(
-                ticket.request,
-                running,
-                plan.choice.captures,
-                ticket=ticket,
-                grammar=grammar,
-                quotes=(*plan.quotes, *foretold),
-                began_at=self._clock(),
-            )
-        )
+        self._prefiller.join(prefill)
         if not ticket.is_planned:
             ticket.is_planned = True
             self.counters.n_requests += 1
-            self.counters.n_prompt += plan.report.prompt_tokens
-            self.counters.n_reused += plan.report.reused_tokens
-            self._outbox.tell(ticket.emit, Planned(plan.report))
+            self.counters.n_prompt += report.prompt_tokens
+            self.counters.n_reused += report.reused_tokens
+            self._outbox.tell(ticket.emit, Planned(report))
+
+    def _planned(self, ticket: Ticket) -> tuple[Prefill, PlanReport]:
+        """A prefill on the state that the plan for a client's prompt names."""
+        grammar = self._maker.start_grammar(ticket.request.reply)
+        plan = self._planner.plan(ticket.request)
+        ticket.request = replace(ticket.request, prompt=plan.prompt)
+        prediction = () if ticket.request.prediction is None else (ticket.request.prediction,)
+        prefill = Prefill(
+            ticket.request,
+            self.store.take(plan.choice),
+            plan.choice.captures,
+            ticket=ticket,
+            grammar=grammar,
+            quotes=(*plan.quotes, *prediction),
+            began_at=self._clock(),
+        )
+        return prefill, plan.report
 
     def _begin_ahead(self, request: WarmRequest) -> None:
+        """Plan a prompt to read ahead, and start its prefill if memory has room for it."""
         try:
             plan = self._planner.plan(request)
             if not plan.choice.is_affordable:
                 return
-            running = self._store.take(plan.choice)
+            running = self.store.take(plan.choice)
             running.ahead_from = len(running)
         except BaseException as fault:
             self._in_flight.fail_ahead(request, fault)
@@ -202,7 +197,8 @@ class EngineLoop:
         self._prefiller.join(Prefill(replace(request, prompt=plan.prompt), running, plan.choice.captures))
 
     def _prefill(self) -> bool:
-        """Feed a chunk of a prompt; one that is read is decoded from here on, or rests."""
+        """Feed a chunk of a prompt. After its last chunk a client's prompt is decoded, one read ahead
+        rests."""
         if not self._prefiller.prefills:
             return False
         self._outbox.flush()
@@ -210,21 +206,21 @@ class EngineLoop:
         while prefill := self._prefiller.take_fed():
             self.counters.n_prefilled += prefill.n_last
             if prefill.ticket is None:
-                self._go_on_ahead(prefill)
+                self._advance_ahead(prefill)
             else:
-                self._go_on(prefill, prefill.ticket)
-        self._store.enforce()
+                self._advance(prefill, prefill.ticket)
+        self.store.enforce()
         return True
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of a prompt that one step reads at most."""
+        """The most prompt tokens that one step feeds."""
         if not self._decoder.replies:
-            return self._options.prefill_tokens or self._forward.tokens_within(PREFILL_S)
-        return self._options.shared_prefill_tokens or self._forward.tokens_within(SHARED_PREFILL_S)
+            return self._options.prefill_tokens or self.forward.tokens_within(PREFILL_S)
+        return self._options.shared_prefill_tokens or self.forward.tokens_within(SHARED_PREFILL_S)
 
-    def _go_on(self, prefill: Prefill, ticket: Ticket) -> None:
-        """A client's prompt was read on."""
+    def _advance(self, prefill: Prefill, ticket: Ticket) -> None:
+        """A chunk of a client's prompt was fed."""
         self._admission.allowances.charge(ticket.request.slot.tenant, prefill.n_last)
         if prefill.fault is not None:
             self._fail(ticket, prefill.fault)
@@ -236,11 +232,11 @@ class EngineLoop:
                 self._begin_replies(prefill, ticket)
             except BaseException as fault:
                 if not prefill.running.is_lent:
-                    self._in_flight.keep(prefill.running)  # the prompt was read, whatever failed after that
+                    self._in_flight.keep(prefill.running)  # the prompt was fed, whatever failed after that
                 self._fail(ticket, fault)
 
-    def _go_on_ahead(self, prefill: Prefill) -> None:
-        """What is known of the next prompt was read on."""
+    def _advance_ahead(self, prefill: Prefill) -> None:
+        """A chunk of a prompt was read ahead."""
         self.counters.n_read_ahead += prefill.n_last
         if prefill.fault is not None:
             self._in_flight.fail_ahead(prefill.request, prefill.fault)
@@ -248,13 +244,13 @@ class EngineLoop:
             self._in_flight.keep(prefill.running)
 
     def _begin_replies(self, prefill: Prefill, ticket: Ticket) -> None:
-        """From one prompt to its replies; all but the first get a copy of the state."""
+        """Begin the replies to a prompt; all but the first get a copy of its state."""
         assert prefill.logits is not None
         running, n_first = prefill.running, self._admission.width(ticket.request)
         siblings = Siblings(ticket, None, prefill.logits, prefill.grammar, prefill.quotes)
-        others = [self._store.branch(running) for _ in range(n_first - 1)]
+        others = [self.store.branch(running) for _ in range(n_first - 1)]
         if n_first < ticket.request.n_replies:
-            siblings.base = self._store.branch(running)
+            siblings.base = self.store.branch(running)
         for entry in (running, *others):
             self._begin_reply(siblings, entry)
 
@@ -264,7 +260,7 @@ class EngineLoop:
         siblings.n_begun += 1
 
     def _decode(self) -> bool:
-        """One token for every reply; those that are over are remembered and told so."""
+        """Decode one token of every reply; remember those that ended, and tell their clients."""
         replies = self._decoder.replies
         if not replies:
             return False
@@ -280,16 +276,16 @@ class EngineLoop:
             n_tokens = reply.n_tokens - n_before
             self.counters.n_generated += n_tokens
             self._admission.allowances.charge(reply.request.slot.tenant, n_tokens)
-        for reply in over:  # first of all, for what fails takes along what nobody has kept
+        for reply in over:  # before any of them fails, for a failure drops what is neither kept nor fed
             self._in_flight.leave(reply)
         for reply in sorted(over, key=lambda reply: reply.fault is not None):
             self._finish(reply)
         if self._decoder.has_grown:
-            self._store.enforce()
+            self.store.enforce()
         return True
 
     def _finish(self, reply: Reply) -> None:
-        """A reply that has left the batch is over: so the client is told, and the next one begins."""
+        """Tell a client how a reply ended, and begin the next one in its place."""
         siblings, ticket = reply.siblings, reply.siblings.ticket
         if reply.speculation is not None:
             self.counters.n_drafted += reply.speculation.n_drafted
@@ -300,19 +296,11 @@ class EngineLoop:
             self._outbox.tell(ticket.emit, reply.finished())
             if siblings.base is not None:
                 try:
-                    self._begin_next(siblings, siblings.base)
+                    self._begin_reply(siblings, siblings.next_entry(self.store))
                 except BaseException as fault:
                     self._fail(ticket, fault)
 
-    def _begin_next(self, siblings: Siblings, base: RunningEntry) -> None:
-        """Begin a reply for which there was no place before; the last one takes the prompt's entry itself."""
-        if siblings.n_to_come == 1:
-            siblings.base = None
-            self._begin_reply(siblings, base)
-        else:
-            self._begin_reply(siblings, self._store.branch(base))
-
     def _fail(self, ticket: Ticket, fault: BaseException) -> None:
-        """``fault`` ends a request, or has it begun once more where memory ran out."""
+        """End a request because of ``fault``, or begin it once more if memory ran out."""
         if self._in_flight.fail(ticket, fault):
             self._begin(ticket)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cache.entry import RunningEntry
 from cache.state import Checkpoint
+from cache.store import Store
 from model.sampling import Sampler, Swap
 from model.text.deltas import Delta, joined
 from model.text.grammar.masks import Grammar, GrammarTable
@@ -52,10 +53,14 @@ class Siblings:
     quotes: tuple[NDArray[np.uint32], ...] = ()
     n_begun: int = 0
 
-    @property
-    def n_to_come(self) -> int:
-        """Replies that have not begun."""
-        return 0 if self.base is None else self.ticket.request.n_replies - self.n_begun
+    def next_entry(self, store: Store) -> RunningEntry:
+        """An entry for the next reply: a branch of ``base`` or, for the last reply, ``base`` itself."""
+        assert self.base is not None
+        base = self.base
+        if self.n_begun < self.ticket.request.n_replies - 1:
+            return store.branch(base)
+        self.base = None
+        return base
 
 
 @dataclass(eq=False)

@@ -31,7 +31,7 @@ from server.events import Emit, Failed, GenerationRequest, WarmRequest
 log = logging.getLogger("crossturn.engine")
 
 CHECK_S = 2.0
-"""Seconds between two questions how the machine's memory stands."""
+"""Seconds between two checks of the machine's memory."""
 _REGAINED = 16  # a sixteenth of the whole budget comes back at a time
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Engine:
         return info
 
     def stop(self, drain_s: float) -> None:
-        """Let running requests finish for ``drain_s`` seconds at most, end the rest, stop the thread."""
+        """Let running requests finish within ``drain_s`` seconds, cancel the rest, and stop the thread."""
 
         def close(_: EngineLoop) -> None:
             self._drain_until = time.monotonic() + drain_s
@@ -117,7 +117,7 @@ class Engine:
 
     @property
     def _has_ended(self) -> bool:
-        """The thread ran, and does no longer."""
+        """The thread ran and has stopped."""
         return self._thread is not None and not self._thread.is_alive()
 
     # -- on the engine thread ---------------------------------------------------------------------
@@ -126,9 +126,9 @@ class Engine:
         try:
             self._serve(ready)
         finally:
-            self._loop = None  # its arrays go on the thread that made them
+            self._loop = None  # its arrays are freed on the thread that made them
             # MLX's threads for this thread's streams must be joined before the process ends: otherwise
-            # its exit now and then aborts ("terminate called without an active exception").
+            # it sometimes aborts on exit ("terminate called without an active exception").
             mx.synchronize()
             mx.clear_streams()
 
@@ -148,8 +148,8 @@ class Engine:
             loop.store.disk.close()
 
     def _go(self, loop: EngineLoop, relief: Relief) -> None:
-        """Step until the engine is told to stop. A fault that no request answers for is survived with what
-        is still sound; another one before a single step was made in between is not."""
+        """Step until the engine is told to stop. After a fault of the loop itself the engine goes on with
+        what is still sound; after a second one without a single step in between it stops."""
         n_steps_at_fault = -1
         while not self._is_drained(loop):
             try:
@@ -157,7 +157,7 @@ class Engine:
                 relief.check()
                 loop.step()
             except BaseException as fault:
-                log.critical("the engine's loop failed; what it was doing is dropped", exc_info=fault)
+                log.critical("the engine's loop failed; every request is dropped", exc_info=fault)
                 if loop.counters.n_steps == n_steps_at_fault:
                     log.critical("the engine cannot go on: it stops")
                     return
@@ -170,7 +170,7 @@ class Engine:
         return not loop.has_requests or time.monotonic() >= self._drain_until
 
     def _receive(self, loop: EngineLoop, relief: Relief) -> None:
-        """Take all messages there are; with nothing to do, wait for one."""
+        """Take all messages that wait; with nothing else to do, wait for one."""
         n_waits = 0
         while not (loop.has_work or self._take(loop, timeout=CHECK_S)):
             if n_waits == 0:
@@ -188,12 +188,12 @@ class Engine:
             return False
         try:
             message(loop)
-        except BaseException as fault:  # of one message: it concerns no other
+        except BaseException as fault:  # concerns this message alone
             log.error("the engine could not take a message", exc_info=fault)
         return True
 
     def _refuse_the_rest(self, loop: EngineLoop) -> None:
-        """Messages that crossed the closing: their requests end like those that were running."""
+        """End the requests whose messages arrived while the engine was stopping."""
         while self._take(loop):
             pass
         loop.cancel_all()
@@ -203,7 +203,7 @@ class Relief:
     """Shrinks the store's budget while the machine is short of memory, and lets it grow back afterwards.
 
     Args:
-        store: what conversations are held in.
+        store: holds the conversations.
         is_short: whether the machine is short of memory now.
         clock: seconds, monotonic.
     """
@@ -216,7 +216,7 @@ class Relief:
         self._next_check = clock()
 
     def check(self) -> None:
-        """Adapt the budget, if it is time to ask again."""
+        """Adapt the budget, if the last check was long enough ago."""
         now = self._clock()
         if now < self._next_check:
             return
@@ -229,19 +229,19 @@ class Relief:
             mx.clear_cache()
         elif store.budget_bytes < self._whole:
             store.budget_bytes = min(self._whole, store.budget_bytes + self._whole // _REGAINED)
-            store.enforce()  # what may rest beyond a budget ends with it
+            store.enforce()  # what was allowed to exceed the smaller budget no longer is
 
     def rest(self) -> None:
-        """Nothing is left to do: what MLX keeps for the next arrays goes back to the system."""
+        """Give MLX's pool of free buffers back to the system; called when the engine falls idle."""
         mx.clear_cache()
 
 
 class Watchdog:
-    """Looks at the engine's pulse now and then, on a thread of its own.
+    """Checks the engine's pulse at intervals, on a thread of its own.
 
     Args:
-        stats: of now; may be called from any thread.
-        stall_s: an engine that has work and has not moved for so long is stuck.
+        stats: the engine's current figures; may be called from any thread.
+        stall_s: the interval; an engine that has work and makes no step for so long is stuck.
     """
 
     def __init__(self, stats: Callable[[], EngineStats], stall_s: float) -> None:
@@ -260,10 +260,10 @@ class Watchdog:
         self._thread.join()
 
     def look(self) -> bool:
-        """Look once; the stacks are logged once for each time that the engine is stuck.
+        """Check once. The stacks of all threads are logged once for each time that the engine is stuck.
 
         Returns:
-            whether the engine had work at this and the last look, and has not moved between them.
+            whether the engine had work at this check and at the last one, and made no step in between.
         """
         stats = self._stats()
         has_work = stats.n_running + stats.n_waiting > 0
@@ -280,7 +280,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """Where every thread of the process stands."""
+    """The call stack of every thread of the process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"

@@ -84,7 +84,7 @@ def test_a_request_that_does_not_fit_is_passed_but_not_for_ever() -> None:
 
 
 def test_a_request_over_the_budget_does_not_hold_up_short_ones(make_loop: MakeLoop) -> None:
-    n_bytes = make_loop().state_bytes(1024 + len(PROMPT))
+    n_bytes = make_loop().forward.state_bytes(1024 + len(PROMPT))
     options = LoopOptions(max_running=8, **PARTS)
     driver = Driver(make_loop(budget_bytes=2 * n_bytes, options=options, stop_ids=frozenset()))
     running = driver.submit(PROMPT, session="running", max_tokens=120)
@@ -225,7 +225,7 @@ def test_more_replies_than_places_are_those_that_more_places_give(make_loop: Mak
 
 def test_replies_are_written_as_many_at_a_time_as_the_budget_holds(make_loop: MakeLoop) -> None:
     loop = make_loop()
-    n_bytes = 3 * loop.state_bytes(len(PROMPT) + 40) + 3 * loop.state_bytes(0)
+    n_bytes = 3 * loop.forward.state_bytes(len(PROMPT) + 40) + 3 * loop.forward.state_bytes(0)
     driver = Driver(make_loop(budget_bytes=n_bytes + 3000, stop_ids=frozenset()))
     outcome = driver.submit(PROMPT, n_replies=6, max_tokens=40)
     while driver.loop.step():
@@ -235,7 +235,7 @@ def test_replies_are_written_as_many_at_a_time_as_the_budget_holds(make_loop: Ma
 
 
 def test_e2_replies_that_no_round_can_hold_are_refused_before_anything_is_read(make_loop: MakeLoop) -> None:
-    n_bytes = make_loop().state_bytes(len(PROMPT) + 6)
+    n_bytes = make_loop().forward.state_bytes(len(PROMPT) + 6)
     driver = Driver(make_loop(budget_bytes=n_bytes * 3 // 2, stop_ids=frozenset()))
     refused = driver.ask(PROMPT, n_replies=2)
     assert refused.failed is not None

@@ -307,7 +307,7 @@ def test_a_conversation_larger_than_the_budget_rests_until_another_needs_the_roo
 
 
 def test_what_is_idle_gives_way_before_a_request_has_to_wait(make_loop: MakeLoop) -> None:
-    n_bytes = make_loop().state_bytes(len(PROMPT) + 6)
+    n_bytes = make_loop().forward.state_bytes(len(PROMPT) + 6)
     driver = Driver(make_loop(budget_bytes=n_bytes * 5 // 2, stop_ids=frozenset()))
     for i in range(2):
         driver.ask([*PROMPT, i], session=f"idle {i}")
@@ -343,7 +343,7 @@ def test_prompts_are_read_in_parts_for_which_the_budget_leaves_room(
     sizes = []
     for budget in (2**20, 2**60):
         loop, _ = assemble(EngineOptions(path, Settings(memory_budget=budget)), tokenizer)
-        sizes.append(loop._forward.part_tokens)
+        sizes.append(loop.forward.part_tokens)
     assert sizes == [512, 256]
 
 
