@@ -1,9 +1,9 @@
-"""How many tokens are drafted for each reply: as many as pay, by what was measured, often none.
+"""Decides how many tokens to draft for each reply: as many as pay by measurement, often none.
 
-A round that checks T - 1 drafted tokens costs more than a plain step and yields one token more for each that
-is accepted. Both are measured while the server runs: the time of a round by its shape, and for every reply
-how often drafts came true, by how long a stretch of its text had stood before. Nothing here changes what is
-written.
+A step that verifies T - 1 drafted tokens takes longer than a plain step, and yields one more token for each
+that is accepted. Both are measured while the server runs: the duration of a step by its shape, and for every
+reply the acceptance rate by the length of the match on which a draft is based. Nothing here changes what a
+reply says.
 """
 
 from __future__ import annotations
@@ -19,59 +19,59 @@ from numpy.typing import NDArray
 from server.engine.lookup import Lookup
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Tokens a round may feed to each reply: few sizes, so that each is soon measured, and compiled but once."""
+"""Numbers of tokens that a step may feed to each reply: few, so that each is soon measured and rarely
+compiled."""
 
 MATCHES = (4, 8, 16, 32)
-"""Lengths of a match from which drafts are told apart."""
+"""Match lengths at which the classes of drafts begin."""
 _PRIOR = ((1.2, 3.0), (1.8, 3.0), (2.4, 3.0), (2.7, 3.0), (2.9, 3.0))
-"""Of each class of matches, drafted tokens that came true and that were tried, before anything is
-measured."""
+"""Accepted and drafted tokens of each class before anything is measured."""
 
 _BELIEF = 3.0
-"""So many tried tokens is worth what was seen in other replies."""
+"""The weight, in drafted tokens, of what was measured in other replies."""
 _RECENT = 32.0
-"""Tried tokens that are remembered of a class: what is older fades."""
+"""Drafted tokens of a class that count: older ones fade."""
 _LEAST_GAIN = 1.02
-"""A draft must promise so much more than a plain step."""
+"""The speed-up over a plain step from which a draft is made."""
 APART_STEPS = 64
-"""Plain steps after a round with drafts before replies stand in common buffers again (``model/batch.py``)."""
+"""Plain steps after a step with drafts before replies share buffers again (``model/batch.py``)."""
 _GUESSED_PARTING = 0.1
-"""How much slower steps are meanwhile, before it is measured."""
+"""How much slower those steps are, before it is measured."""
 _SMOOTH = 0.2
 _RETRY_AFTER = 64
-"""Plain steps of a reply after which a draft that does not seem to pay may be tried all the same; doubled
-each time."""
+"""Plain steps of a reply after which a draft is tried although it does not seem to pay; doubles each time."""
 _MOST_RETRY = 4096
 
 
 class Drafter(Protocol):
-    """Guesses how one reply goes on."""
+    """Drafts how one reply continues."""
 
     @property
     def n_added(self) -> int:
-        """Tokens of the reply that it knows."""
+        """Tokens of the reply that it has seen."""
         ...
 
     @property
     def n_matched(self) -> int:
-        """How sure it is: tokens in a row that stood before; 0 where it has no guess."""
+        """The length of the match on which a draft would be based; 0 if it has none."""
         ...
 
     def add(self, token: int) -> None:
-        """The reply has grown by ``token``."""
+        """``token`` is the reply's next."""
         ...
 
     def draft(self, n_tokens: int) -> list[int]:
-        """What comes next, ``n_tokens`` at most."""
+        """The tokens that may come next, at most ``n_tokens``."""
         ...
 
 
 @dataclass
 class Acceptance:
-    """How often drafts came true.
+    """How often drafted tokens are accepted.
 
     Attributes:
-        general: of all replies; what one begins with, and learns into. None for the general one itself.
+        general: that of all replies, from which one reply starts and to which it adds; None for the general
+            one itself.
     """
 
     general: Acceptance | None = None
@@ -82,12 +82,12 @@ class Acceptance:
         self._classes = [[_BELIEF * n_true / n_tried, _BELIEF] for n_true, n_tried in known]
 
     def rate(self, n_matched: int) -> float:
-        """The share of drafted tokens that come true after a match of ``n_matched``, as far as known."""
+        """The estimated probability that a token drafted after a match of ``n_matched`` is accepted."""
         n_true, n_tried = self._classes[bisect_right(MATCHES, n_matched)]
         return n_true / n_tried
 
     def note(self, n_matched: int, n_drafted: int, n_accepted: int) -> None:
-        """Of ``n_drafted`` tokens the first ``n_accepted`` came true; those behind a wrong one say
+        """Of ``n_drafted`` tokens the first ``n_accepted`` were accepted; those after a wrong one say
         nothing."""
         if self.general is not None:
             self.general.note(n_matched, n_drafted, n_accepted)
@@ -100,13 +100,13 @@ class Acceptance:
 
 
 class Costs:
-    """Seconds of a round, by the number of replies and the tokens that it feeds to each."""
+    """How long a step takes, by the number of replies and the tokens that it feeds to each."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], float] = {}
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
-        """A round took ``seconds``. What stands out by far was held up by something else."""
+        """A step took ``seconds``. Outliers are clipped: something else held them up."""
         key = (n_replies, n_tokens)
         known = self._seconds.get(key)
         if known is None:
@@ -115,12 +115,12 @@ class Costs:
             self._seconds[key] += _SMOOTH * (min(seconds, 2 * known) - known)
 
     def seconds(self, n_replies: int, n_tokens: int) -> float | None:
-        """What such a round takes; None where none was measured."""
+        """How long such a step takes; None if none was measured."""
         return self._seconds.get((n_replies, n_tokens))
 
     def ratio(self, n_replies: int, n_tokens: int) -> float:
-        """What a round of ``n_tokens`` costs beside a plain step, measured or estimated from its
-        neighbours."""
+        """The duration of a step of ``n_tokens`` over that of a plain step, measured or estimated from the
+        nearest size."""
         plain = self._seconds.get((n_replies, 1))
         if n_tokens == 1 or not plain:
             return 1.0 if n_tokens == 1 else _guessed_ratio(n_tokens)
@@ -148,9 +148,11 @@ class Speculation:
     """One reply's drafts.
 
     Attributes:
-        drafter: guesses.
-        acceptance: how often it was right.
+        drafter: makes them.
+        acceptance: how often they are accepted.
         n_drafted, n_accepted: tokens, since the reply began.
+        n_plain: plain steps since the last draft.
+        retry_after: so many of them before a draft is tried although it does not seem to pay.
     """
 
     drafter: Drafter
@@ -164,25 +166,25 @@ class Speculation:
 
     @property
     def may_retry(self) -> bool:
-        """So long nothing was tried that a guess may be, though it does not seem to pay."""
+        """Whether a draft may be tried although it does not seem to pay."""
         return self.drafter.n_matched > 0 and self.n_plain >= self.retry_after
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
-        """The reply is ``token_ids`` by now."""
+        """Show the drafter the reply so far, ``token_ids``."""
         for token in token_ids[self.drafter.n_added :]:
             self.drafter.add(token)
 
     def foresee(self, token: int) -> None:
-        """``token`` was sampled, and will be fed."""
+        """Show the drafter ``token``, which is sampled and not yet fed."""
         self.drafter.add(token)
 
     def guess(self, n_tokens: int) -> list[int]:
-        """A draft of ``n_tokens`` at most; :meth:`note` must tell what became of it."""
+        """A draft of at most ``n_tokens``; :meth:`note` must be told the outcome."""
         self._n_matched = self.drafter.n_matched
         return self.drafter.draft(n_tokens)
 
     def note(self, n_drafted: int, n_accepted: int) -> None:
-        """A round has shown how much of the last draft came true."""
+        """Of the last draft, ``n_drafted`` tokens, the first ``n_accepted`` were accepted."""
         if not n_drafted:
             return
         self.n_drafted += n_drafted
@@ -194,27 +196,27 @@ class Speculation:
 
 
 class Depth(Protocol):
-    """Decides how many tokens a round feeds to each reply."""
+    """Decides how many tokens a step feeds to each reply."""
 
     def may_pay(self, n_replies: int, speculations: Sequence[Speculation]) -> bool:
-        """Whether to ask for drafts at all, which makes the round wait for the tokens just sampled."""
+        """Whether to draft at all, for which the step must wait for the tokens just sampled."""
         ...
 
     def choose(self, n_replies: int, speculations: Sequence[Speculation]) -> int:
-        """Tokens to feed to each reply, the one just sampled included; 1 for a plain step."""
+        """Tokens to feed to each reply, the sampled one included; 1 for a plain step."""
         ...
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
-        """A round took ``seconds``."""
+        """A step took ``seconds``."""
         ...
 
 
 class MeasuredDepth:
-    """The depth that promises the most tokens a second."""
+    """The depth that promises the most tokens per second."""
 
     def __init__(self) -> None:
         self._costs = Costs()
-        self._apart = Costs()  # of plain steps soon after a round with drafts, while replies stand apart
+        self._apart = Costs()  # of plain steps soon after drafts, while replies have buffers of their own
         self._n_plain = APART_STEPS
         self._n_replies = 0
 
@@ -234,11 +236,11 @@ class MeasuredDepth:
         if gain(best) >= _LEAST_GAIN and n_saved > self._parting_cost(n_replies):
             return best
         if n_replies > 1:
-            return 1  # to try would cost the others too
+            return 1  # trying would slow the others down, too
         return 2 if any(s.may_retry for s in speculations) else 1
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
-        if n_replies > self._n_replies:  # who joins brings the others together again
+        if n_replies > self._n_replies:  # a reply that joins brings all into common buffers again
             self._n_plain = APART_STEPS
         self._n_replies = n_replies
         is_plain = n_tokens == 1
@@ -247,8 +249,8 @@ class MeasuredDepth:
         (self._apart if is_apart else self._costs).note(n_replies, n_tokens, seconds)
 
     def _parting_cost(self, n_replies: int) -> float:
-        """What it costs, in plain steps, that replies which stood together stand apart after a round with
-        drafts: so long each is attended to on its own."""
+        """The cost of drafts, in plain steps, that comes after them: until replies share buffers again, the
+        attention of each is a call of its own."""
         if n_replies == 1:
             return 0.0
         together, apart = (costs.seconds(n_replies, 1) for costs in (self._costs, self._apart))
@@ -257,22 +259,22 @@ class MeasuredDepth:
 
 
 def _expected(rate: float, size: int) -> float:
-    """Tokens that a round of ``size`` yields, of whose drafts each comes true at ``rate`` if those before
-    did."""
+    """The expected tokens of a step of ``size``, if each drafted token is accepted with probability ``rate``
+    once those before it are."""
     return float(size) if rate >= 1.0 else (1.0 - rate**size) / (1.0 - rate)
 
 
 NewDrafter = Callable[[Sequence[NDArray[np.uint32]], NDArray[np.uint32]], Drafter]
-"""From what may be quoted, and the prompt, to what drafts a reply."""
+"""Makes the drafter of a reply from texts that it may quote, and its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How drafts are made, and how many.
+    """How drafts are made, and how long they are.
 
     Attributes:
-        new_drafter: makes what guesses for one reply.
-        depth: decides, for all of them.
+        new_drafter: makes the drafter of one reply.
+        depth: decides on the length, for all replies together.
     """
 
     new_drafter: NewDrafter = Lookup
@@ -280,5 +282,5 @@ class Drafting:
     _general: Acceptance = field(default_factory=Acceptance)
 
     def begin(self, quotes: Sequence[NDArray[np.uint32]], text: NDArray[np.uint32]) -> Speculation:
-        """The drafts of one reply to ``text``, which may quote ``quotes``."""
+        """The drafts of one reply to the prompt ``text``; it may quote ``quotes``."""
         return Speculation(self.new_drafter(quotes, text), Acceptance(self._general))

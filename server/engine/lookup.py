@@ -1,7 +1,7 @@
-"""Finds where the last few tokens of a text stood before, and what followed them there.
+"""Drafts by lookup: finds where the last few tokens occurred before, and proposes what followed them there.
 
-A reply that quotes, rewrites or repeats is drafted that way without any model: files that an agent changes,
-answers over a document, tables, loops.
+This drafts replies that quote, rewrite or repeat, without any model: files that an agent edits, answers about
+a document, tables, loops.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_MATCH = 3
-"""Tokens in a row that must have stood before."""
+"""The shortest sequence that counts as a match, in tokens."""
 MAX_MATCH = 32
-"""Longer matches are not told apart."""
+"""The longest match that is measured."""
 
 _WEIGHTS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _ALL = 2**64 - 1
-_BREAK = 2**32 - 1  # between texts: no token
+_BREAK = 2**32 - 1  # separates texts; no token id
 _BREAKS = np.array([_BREAK], np.uint32)
 _NOWHERE = 0
 
@@ -26,15 +26,15 @@ _NOWHERE = 0
 class Lookup:
     """An index over texts of token ids, the last of which grows.
 
-    A table holds, for every three tokens in a row, where the newest ones of them ended. It is made at the
-    first token, in two passes of NumPy; a token more costs a few microseconds.
+    A hash table maps every three consecutive tokens to the end of their latest occurrence. It is built at the
+    first token, in two NumPy passes; each further token takes a few microseconds.
 
     Args:
-        quotes: uint32 arrays; what may be quoted, before anything that stands in ``text``.
-        text: uint32 [n], what is written on.
+        quotes: uint32 arrays; texts that may be quoted, preferred over ``text`` itself.
+        text: uint32 [n], which grows.
 
     Attributes:
-        n_added: tokens added since the beginning.
+        n_added: tokens added so far.
     """
 
     def __init__(self, quotes: Sequence[NDArray[np.uint32]], text: NDArray[np.uint32]) -> None:
@@ -43,8 +43,8 @@ class Lookup:
         self._n = 0
         self._ids = np.zeros(0, np.uint32)
         self._n_bits = 0
-        self._table = np.zeros(0, np.int32)  # where the tokens end, exclusive; 0 for nowhere
-        self._follows = _NOWHERE  # position of what should come next
+        self._table = np.zeros(0, np.int32)  # end of a sequence, exclusive; 0 for none
+        self._follows = _NOWHERE  # position of the token that followed the match
         self._n_matched = 0
 
     def _build(self) -> None:
@@ -61,11 +61,11 @@ class Lookup:
 
     @property
     def n_matched(self) -> int:
-        """How many of the last tokens stood in a row before, up to :data:`MAX_MATCH`; 0 for too few."""
+        """The length of the longest suffix found before, up to :data:`MAX_MATCH`; 0 if it is too short."""
         return self._n_matched
 
     def add(self, token: int) -> None:
-        """The text has grown by ``token``."""
+        """Append ``token`` to the text."""
         if self._texts:
             self._build()
         if self._n == len(self._ids):
@@ -83,8 +83,8 @@ class Lookup:
             self._find()
 
     def draft(self, n_tokens: int) -> list[int]:
-        """What followed, ``n_tokens`` at most; a text that has come round to its own end goes on in
-        circles."""
+        """What followed the match, at most ``n_tokens``; a text that repeats itself is drafted round and
+        round."""
         if not self._n_matched:
             return []
         found = self._ids[self._follows : min(self._follows + n_tokens, self._n)].tolist()
@@ -96,7 +96,7 @@ class Lookup:
         return draft
 
     def _find(self) -> None:
-        """Where the last tokens stood before."""
+        """Look up the last tokens."""
         self._n_matched = 0
         if self._n < MIN_MATCH:
             return
@@ -111,13 +111,13 @@ class Lookup:
         self._n_matched = n_same if n_same >= MIN_MATCH else 0
 
     def _hash(self, end: int) -> int:
-        """The table's place for the tokens that end at ``end``."""
+        """The table index of the tokens that end at ``end``."""
         tokens: list[int] = self._ids[end - MIN_MATCH : end].tolist()
         a, b, c = tokens
         return ((a * _WEIGHTS[0] + b * _WEIGHTS[1] + c * _WEIGHTS[2]) & _ALL) >> (64 - self._n_bits)
 
     def _enter(self, start: int, end: int) -> None:
-        """Enter all tokens in a row that lie in [start, end) and end before its last."""
+        """Enter every sequence of three tokens in [start, end) that another token follows."""
         first, n = start, end - start - MIN_MATCH
         if n <= 0:
             return

@@ -1,4 +1,4 @@
-"""The next tokens of replies from the model's logits: sampled, masked, and checked against drafts."""
+"""Chooses the next tokens of replies from the model's logits: masks, samples, and verifies drafts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from server.engine.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of one reply's draft.
+    """The verified draft of one reply.
 
     Attributes:
-        n_accepted: its first tokens that are what the reply goes on with.
-        token: what comes after those.
-        logprobs: of each of them and of ``token``, where they are wanted.
+        n_accepted: how many of its first tokens are accepted.
+        token: the one that comes after those.
+        logprobs: of each of them and of ``token``, if the client wants them.
     """
 
     n_accepted: int
@@ -29,8 +29,8 @@ class Checked:
 
 
 def pick(replies: Sequence[Reply], logits: mx.array) -> mx.array:
-    """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]. Where one cannot be
-    picked, that reply fails."""
+    """The next token of each reply, lazy uint32 [B], from its row of ``logits`` [B, V]. A reply for which
+    none can be sampled fails, alone."""
     masks: list[mx.array | None] = [None] * len(replies)
     swaps: list[Swap | None] = [None] * len(replies)
     if any(reply.constraint is not None for reply in replies):
@@ -45,20 +45,20 @@ def pick(replies: Sequence[Reply], logits: mx.array) -> mx.array:
 
 
 def logprobs_for(replies: Sequence[Reply], logits: mx.array, tokens: mx.array) -> list[Logprobs | None]:
-    """What the model thought of each reply's own of ``tokens`` [B], from its row of ``logits`` [B, V], if the
-    client wants to know."""
+    """The log probabilities of ``tokens`` [B], one for each reply, from the rows of ``logits`` [B, V]; None
+    for clients that do not want them."""
     return logprobs_of(logits, tokens, [reply.request.top_logprobs for reply in replies])
 
 
 def check(replies: Sequence[Reply], drafts: Sequence[Sequence[int]], logits: mx.array) -> list[Checked]:
-    """How far the drafts of unconstrained replies are what would have been written without them.
+    """How much of the drafts of unconstrained replies is what would have been sampled without them.
 
-    The token of every place is picked by what the model says of it, were the draft true up to there, and by
-    that place's own random number; the draft holds as long as it equals what is picked.
+    The token at each position is sampled from the logits after the draft up to there, with that position's
+    own random number. The draft is accepted up to the first token that differs.
 
     Args:
         drafts: those of each reply; may be empty.
-        logits: [B, T, V], after each reply's last token and each of its drafted ones.
+        logits: [B, T, V], after each reply's sampled token and each of its drafted ones.
     """
     samplers: list[Sampler] = []
     places: list[int] = []
@@ -86,7 +86,7 @@ def check(replies: Sequence[Reply], drafts: Sequence[Sequence[int]], logits: mx.
 
 
 def _pick_alone(reply: Reply, logits: mx.array, mask: mx.array | None, swap: Swap | None) -> mx.array:
-    """The next token of one reply, lazy uint32 [1]; where it cannot be picked, the reply fails."""
+    """The next token of one reply, lazy uint32 [1]; if none can be sampled, the reply fails."""
     try:
         return sample_rows([reply.sampler], logits, [mask], [swap])
     except Exception as fault:
@@ -95,11 +95,11 @@ def _pick_alone(reply: Reply, logits: mx.array, mask: mx.array | None, swap: Swa
 
 
 def _mask(reply: Reply, vocab_size: int) -> mx.array | None:
-    """Which tokens may come next, [V] bool; None when all may, or when the reply is over."""
+    """Which tokens may come next, [V] bool; None if all may, or if the reply is over."""
     if reply.is_over:
         return None
     try:
         return reply.mask(vocab_size)
-    except BaseException as fault:  # of the grammar: this reply's alone
+    except BaseException as fault:  # in the grammar: fails this reply alone
         reply.fail(fault)
         return None
