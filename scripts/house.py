@@ -3,9 +3,11 @@
     scripts/test --co -q && .venv/bin/python scripts/house.py
 
 Counts the product files (``server``, ``model``, ``cache``) and their lines; serves the demo model in this
-process, asks it one plain streamed question, and counts the files that ran, on all threads, and how often the
-event loop and the worker went from one file to another; counts the imports of our own in the largest
-junctions, and the places that ask which device this is.
+process, asks it one plain streamed question in each of a few sessions, and counts the files that ran, on all
+threads, and how often the event loop and the worker went from one file to another: the median over the
+sessions, since the threads do not hand over the same number of events each time. Counts the imports of our own
+in the largest junctions, and the places that ask which device this is. With ``-v``, lists the files, and the
+pairs of files between which the event loop and the worker change most.
 """
 
 from __future__ import annotations
@@ -21,43 +23,60 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections import Counter
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("server", "model", "cache")
+N_TURNS = 5
+IDLE_S = 0.5
 JUNCTIONS = ("model/forward.py", "server/engine/loop.py", "cache/store.py")
 ASKS_DEVICE = re.compile(
     r"""(?:kind|backend|device)\w*\s*(?:==|!=|in)\s*[("']+(?:cpu|metal|cuda)|is_available\(\)"""
 )
 
 
-class Trace:
-    """The files of ours that each thread enters, in order, while it is armed."""
+class Turn:
+    """The files of ours that each thread entered, in order, while one turn was under way."""
 
     def __init__(self) -> None:
-        self.armed = False
         self._entered: dict[str, list[str]] = {}
 
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        """A profile function: ``sys.setprofile`` calls it for every call and return."""
-        if not self.armed or event not in ("call", "return"):
-            return
-        now_in = frame if event == "call" else frame.f_back
-        file = "" if now_in is None else now_in.f_code.co_filename
-        if file.startswith(str(ROOT)) and file[len(str(ROOT)) + 1 :].startswith(ROOMS):
-            self._entered.setdefault(threading.current_thread().name, []).append(file[len(str(ROOT)) + 1 :])
+    def enter(self, thread: str, file: str) -> None:
+        """Take note that ``thread`` is in ``file`` now."""
+        self._entered.setdefault(thread, []).append(file)
 
     @property
     def files(self) -> set[str]:
         return {file for files in self._entered.values() for file in files}
 
-    def n_changes(self, is_counted: Callable[[str], bool]) -> int:
-        """How often the threads whose names are counted went from one file to another."""
-        lists = [files for name, files in self._entered.items() if is_counted(name)]
-        return sum(a != b for files in lists for a, b in itertools.pairwise(files))
+    def changes(self) -> Counter[tuple[str, str]]:
+        """How often the event loop and the worker went from one file to another, by the two files."""
+        return Counter(
+            (min(pair), max(pair))
+            for thread, files in self._entered.items()
+            if thread == "MainThread" or "render" in thread
+            for pair in itertools.pairwise(files)
+            if pair[0] != pair[1]
+        )
+
+
+class Trace:
+    """A profile function that writes down one turn at a time: ``sys.setprofile`` calls it for every call and
+    return."""
+
+    def __init__(self) -> None:
+        self.turn: Turn | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if self.turn is None or event not in ("call", "return"):
+            return
+        now_in = frame if event == "call" else frame.f_back
+        file = "" if now_in is None else now_in.f_code.co_filename.removeprefix(f"{ROOT}/")
+        if file.startswith(ROOMS):
+            self.turn.enter(threading.current_thread().name, file)
 
 
 def main() -> None:
@@ -77,14 +96,18 @@ def main() -> None:
         if ASKS_DEVICE.search(line)
     ]
     print(f"lines that ask which device this is: {len(asking)} {asking if len(asking) < 4 else ''}")
-    trace = trace_of_a_turn()
-    print(f"files that one streamed chat turn runs through: {len(trace.files)}")
+    turns = streamed_turns()
+    n_files = [len(turn.files) for turn in turns]
+    print(f"files that one streamed chat turn runs through: {statistics.median(n_files):.0f}")
+    n_changes = sorted(turn.changes().total() for turn in turns)
     print(
-        "changes of file on the event loop and the worker: "
-        f"{trace.n_changes(lambda name: name == 'MainThread' or 'render' in name)}"
+        f"changes of file on the event loop and the worker: {statistics.median(n_changes):.0f}"
+        f" ({n_changes[0]} to {n_changes[-1]})"
     )
     if "-v" in sys.argv:
-        print("\n".join(sorted(trace.files)))
+        middle = sorted(turns, key=lambda turn: turn.changes().total())[len(turns) // 2]
+        print("\n".join(sorted(middle.files)))
+        print("\n".join(f"{n:4} {a} {b}" for (a, b), n in middle.changes().most_common(30)))
 
 
 def n_own_imports(file: Path) -> int:
@@ -93,13 +116,14 @@ def n_own_imports(file: Path) -> int:
     return len(set(own.findall(file.read_text()))) if file.exists() else 0
 
 
-def trace_of_a_turn() -> Trace:
-    """Serve the demo model and ask one streamed question; the second, since the first imports."""
+def streamed_turns() -> list[Turn]:
+    """Serve the demo model and ask one streamed question in each of a few sessions, as its second turn: the
+    first one imports."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    trace = Trace()
-    client = threading.Thread(target=_ask, args=(f"http://127.0.0.1:{port}", trace), daemon=True)
+    trace, turns = Trace(), list[Turn]()
+    client = threading.Thread(target=_ask, args=(f"http://127.0.0.1:{port}", trace, turns), daemon=True)
     threading.setprofile(trace)
     sys.setprofile(trace)
     client.start()
@@ -111,18 +135,20 @@ def trace_of_a_turn() -> Trace:
     finally:
         sys.setprofile(None)
     client.join()
-    return trace
+    return turns
 
 
-def _ask(url: str, trace: Trace) -> None:
+def _ask(url: str, trace: Trace, turns: list[Turn]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the server's own thread waits for it
     try:
         while not _is_up(url):
             time.sleep(0.2)
-        _stream(url, "Hello!")
-        trace.armed = True
-        _stream(url, "What is the capital of France?")
-        trace.armed = False
+        for i in range(N_TURNS):
+            _stream(url, f"session-{i}", "Hello!")
+            trace.turn = Turn()
+            turns.append(trace.turn)
+            _stream(url, f"session-{i}", "What is the capital of France?")
+            trace.turn = None
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -134,7 +160,8 @@ def _is_up(url: str) -> bool:
         return False
 
 
-def _stream(url: str, text: str) -> None:
+def _stream(url: str, session: str, text: str) -> None:
+    """Ask, and wait until what follows the reply in idle time is done, too."""
     body = {
         "model": "demo",
         "stream": True,
@@ -143,10 +170,13 @@ def _stream(url: str, text: str) -> None:
         "messages": [{"role": "user", "content": text}],
     }
     request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "X-Session-Id": session},
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
         reply.read()
+    time.sleep(IDLE_S)
 
 
 if __name__ == "__main__":
