@@ -5,9 +5,9 @@
 Counts the product files (``server``, ``model``, ``cache``) and their lines; serves the demo model in this
 process, asks it one plain streamed question in each of a few sessions, and counts the files that ran, on all
 threads, and how often the event loop and the worker went from one file to another: the median over the
-sessions, since the threads do not hand over the same number of events each time. Counts the imports of our own
-in the largest junctions, and the places that ask which device this is. With ``-v``, lists the files, and the
-pairs of files between which the event loop and the worker change most.
+sessions, since the threads do not hand over the same number of events each time. Counts the imports of our
+own in the largest junctions, and the places that ask which device this is. With ``-v``, lists the files, and
+the pairs of files between which the event loop and the worker change most.
 """
 
 from __future__ import annotations
