@@ -8,6 +8,7 @@ reply says.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ _LEAST_GAIN = 1.02
 """The speed-up over a plain step from which a draft is made."""
 APART_STEPS = 64
 """Plain steps after a step with drafts before replies share buffers again (``model/batch.py``)."""
+_GUESSED_WAIT = 1.2
+"""The cost of a plain step that waited for the tokens before it, before it is measured."""
 _GUESSED_PARTING = 0.1
 """How much slower those steps are, before it is measured."""
 _SMOOTH = 0.2
@@ -212,32 +215,41 @@ class Depth(Protocol):
 
 
 class MeasuredDepth:
-    """The depth that promises the most tokens per second."""
+    """The depth that promises the most tokens per second.
+
+    Drafts continue the tokens just sampled, so a step that may have some begins by waiting for those, while
+    a plain step is launched before the one ahead of it is over. If the tokens break the match, the wait was
+    for nothing; its cost is measured like the rest.
+    """
 
     def __init__(self) -> None:
         self._costs = Costs()
         self._apart = Costs()  # of plain steps soon after drafts, while replies have buffers of their own
+        self._waited = Costs()  # of plain steps that waited for sampled tokens and got no draft
+        self._has_waited = False
         self._n_plain = APART_STEPS
         self._n_replies = 0
 
     def may_pay(self, n_replies: int, speculations: Sequence[Speculation]) -> bool:
-        return any(s.drafter.n_matched for s in speculations) and self.choose(n_replies, speculations) > 1
+        rates = [s.acceptance.rate(s.drafter.n_matched) for s in speculations if s.drafter.n_matched]
+        if not rates:
+            return False
+        # Every match holds for the sampled token as likely as for one behind it.
+        p_none = math.prod(1.0 - rate for rate in rates)
+        size, _ = self._best(n_replies, rates)
+        n_tokens = n_replies + sum(rate * (_expected(rate, size) - 1.0) for rate in rates)
+        cost = (1.0 - p_none) * self._costs.ratio(n_replies, size) + p_none * self._wait_cost(n_replies)
+        return self._is_worth(n_replies, n_tokens / n_replies, cost) or self._may_try(n_replies, speculations)
 
     def choose(self, n_replies: int, speculations: Sequence[Speculation]) -> int:
+        self._has_waited = True
         rates = [s.acceptance.rate(s.drafter.n_matched) for s in speculations if s.drafter.n_matched]
-        n_certain = n_replies - len(rates)
-
-        def gain(size: int) -> float:
-            n_tokens = n_certain + sum(_expected(rate, size) for rate in rates)
-            return n_tokens / (n_replies * self._costs.ratio(n_replies, size))
-
-        best = max(SIZES, key=gain)
-        n_saved = (gain(best) - 1.0) * self._costs.ratio(n_replies, best)  # plain steps
-        if gain(best) >= _LEAST_GAIN and n_saved > self._parting_cost(n_replies):
-            return best
-        if n_replies > 1:
-            return 1  # trying would slow the others down, too
-        return 2 if any(s.may_retry for s in speculations) else 1
+        size, gain = self._best(n_replies, rates)
+        cost = self._costs.ratio(n_replies, size)
+        # The wait is over in any case: a plain step is no cheaper now than one that waited.
+        if self._is_worth(n_replies, gain * cost, cost / self._wait_cost(n_replies)):
+            return size
+        return 2 if self._may_try(n_replies, speculations) else 1
 
     def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:
         if n_replies > self._n_replies:  # a reply that joins brings all into common buffers again
@@ -246,7 +258,35 @@ class MeasuredDepth:
         is_plain = n_tokens == 1
         self._n_plain = self._n_plain + 1 if is_plain else 0
         is_apart = is_plain and n_replies > 1 and self._n_plain < APART_STEPS
-        (self._apart if is_apart else self._costs).note(n_replies, n_tokens, seconds)
+        costs = self._waited if is_plain and self._has_waited else self._apart if is_apart else self._costs
+        costs.note(n_replies, n_tokens, seconds)
+        self._has_waited = False
+
+    def _best(self, n_replies: int, rates: Sequence[float]) -> tuple[int, float]:
+        """The size of the round that promises most, and how many times the tokens of plain steps that is in
+        the same time."""
+
+        def gain(size: int) -> float:
+            n_tokens = n_replies - len(rates) + sum(_expected(rate, size) for rate in rates)
+            return n_tokens / (n_replies * self._costs.ratio(n_replies, size))
+
+        size = max(SIZES, key=gain)
+        return size, gain(size)
+
+    def _is_worth(self, n_replies: int, n_tokens: float, cost: float) -> bool:
+        """Whether a round that brings each reply ``n_tokens`` pays, which costs as much as ``cost`` plain
+        steps."""
+        return n_tokens >= _LEAST_GAIN * cost and n_tokens - cost > self._parting_cost(n_replies)
+
+    @staticmethod
+    def _may_try(n_replies: int, speculations: Sequence[Speculation]) -> bool:
+        """Whether to draft though it does not seem to pay: not where it would cost others, too."""
+        return n_replies == 1 and any(s.may_retry for s in speculations)
+
+    def _wait_cost(self, n_replies: int) -> float:
+        """Of a plain step that waited for the sampled tokens, in plain steps."""
+        waited, plain = self._waited.seconds(n_replies, 1), self._costs.seconds(n_replies, 1)
+        return max(waited / plain, 1.0) if waited and plain else _GUESSED_WAIT
 
     def _parting_cost(self, n_replies: int) -> float:
         """The cost of drafts, in plain steps, that comes after them: until replies share buffers again, the

@@ -44,6 +44,8 @@ class Lookup:
         self._ids = np.zeros(0, np.uint32)
         self._n_bits = 0
         self._table = np.zeros(0, np.int32)  # end of a sequence, exclusive; 0 for none
+        self._last = (_BREAK,) * MIN_MATCH
+        self._place = 0  # the table index of those
         self._follows = _NOWHERE  # position of the token that followed the match
         self._n_matched = 0
 
@@ -57,6 +59,8 @@ class Lookup:
         self._table = np.zeros(2**self._n_bits, np.int32)
         self._enter(self._n - n_text, self._n)
         self._enter(0, self._n - n_text)
+        self._last = (*self._last, *known[-MIN_MATCH:].tolist())[-MIN_MATCH:]
+        self._place = self._place_of(*self._last)
         self._find()
 
     @property
@@ -70,12 +74,13 @@ class Lookup:
             self._build()
         if self._n == len(self._ids):
             self._ids = np.concatenate([self._ids, np.full(len(self._ids), _BREAK, np.uint32)])
-        if self._n >= MIN_MATCH:
-            self._table[self._hash(self._n)] = self._n
+        self._table[self._place] = self._n
         came_as_expected = self._n_matched > 0 and self._ids.item(self._follows) == token
         self._ids[self._n] = token
         self._n += 1
         self.n_added += 1
+        self._last = (*self._last[1:], token)
+        self._place = self._place_of(*self._last)
         if came_as_expected:
             self._follows += 1
             self._n_matched = min(self._n_matched + 1, MAX_MATCH)
@@ -98,10 +103,8 @@ class Lookup:
     def _find(self) -> None:
         """Look up the last tokens."""
         self._n_matched = 0
-        if self._n < MIN_MATCH:
-            return
-        self._follows = self._table.item(self._hash(self._n))
-        if self._follows == _NOWHERE or self._follows == self._n:
+        self._follows = self._table.item(self._place)
+        if self._follows == _NOWHERE:
             return
         n = min(MAX_MATCH, self._follows)
         there = self._ids[self._follows - n : self._follows][::-1]
@@ -110,10 +113,8 @@ class Lookup:
         n_same = int(differs.argmax()) if differs.any() else n
         self._n_matched = n_same if n_same >= MIN_MATCH else 0
 
-    def _hash(self, end: int) -> int:
-        """The table index of the tokens that end at ``end``."""
-        tokens: list[int] = self._ids[end - MIN_MATCH : end].tolist()
-        a, b, c = tokens
+    def _place_of(self, a: int, b: int, c: int) -> int:
+        """The table index of three tokens in a row."""
         return ((a * _WEIGHTS[0] + b * _WEIGHTS[1] + c * _WEIGHTS[2]) & _ALL) >> (64 - self._n_bits)
 
     def _enter(self, start: int, end: int) -> None:

@@ -326,6 +326,19 @@ def test_where_drafts_never_come_true_they_cost_less_than_two_in_a_hundred() -> 
     assert seconds / n_tokens < 1.02
 
 
+def test_a_wait_for_tokens_that_break_the_match_counts_as_what_it_costs() -> None:
+    guess = speculation(3)
+    waits_cheaply, waits_dearly = depth_of(1.0, 0.05), depth_of(1.0, 0.05)
+    for depth, seconds in ((waits_cheaply, 1.0), (waits_dearly, 2.5)):
+        for _ in range(30):
+            depth.choose(1, [])
+            depth.note(1, 1, seconds)
+    assert waits_cheaply.may_pay(1, [guess])
+    assert not waits_dearly.may_pay(1, [guess])
+    assert waits_dearly.choose(1, [guess]) > 1, "once they are there, a draft that is left pays"
+    assert waits_dearly.may_pay(1, [speculation(32)])
+
+
 def test_a_reply_alone_does_not_slow_down_those_beside_it() -> None:
     depth = MeasuredDepth()
     for _ in range(30):
