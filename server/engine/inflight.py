@@ -1,7 +1,7 @@
-"""The requests in flight: where each of them is, how it leaves, and what a fault makes of it.
+"""The requests in flight: where each of them is, how it ends, and what is remembered of it.
 
-A request waits, its prompt is prefilled, its replies are decoded. It can end at any of these places, because
-it is done, cancelled or broken. What was fed until then is remembered, unless a fault has touched it.
+A request waits, then its prompt is prefilled, then its replies are decoded. It can be cancelled or fail in
+any of these places. What was fed until then is remembered, unless the state is suspect after a fault.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Counters:
 
 
 class InFlight:
-    """Finds requests in their places, takes them out, and tells their clients so.
+    """Finds requests, takes them out of their places, and ends them.
 
     Args:
-        store: remembers what leaves.
+        store: remembers their conversations.
         admission, prefiller, decoder: the places, in the order in which a request passes through them.
-        outbox: tells clients.
+        outbox: emits their events.
 
     Attributes:
-        counters: what all requests came to.
+        counters: totals over all requests.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class InFlight:
 
     @property
     def tickets(self) -> list[Ticket]:
-        """Each request that a client waits for, once."""
+        """All requests, each once."""
         return [*self._admission.line, *self._prefiller.tickets, *self._decoder.tickets]
 
     def __bool__(self) -> bool:
-        """Whether a client waits for anything."""
+        """Whether there is any request."""
         return bool(self._admission.line or self._decoder.replies or self._prefiller.tickets)
 
     def stats(self) -> EngineStats:
-        """May be asked for from any thread: whatever changes meanwhile is read once."""
+        """A snapshot; may be called from any thread, for it reads once whatever changes meanwhile."""
         counters = self.counters
         running = {id(ticket) for ticket in (*self._decoder.tickets, *self._prefiller.tickets)}
         return EngineStats(
@@ -90,10 +90,10 @@ class InFlight:
             n_accepted_tokens=counters.n_accepted,
         )
 
-    # -- leaving ----------------------------------------------------------------------------------
+    # -- ends -------------------------------------------------------------------------------------
 
     def keep(self, running: RunningEntry) -> None:
-        """Remember a conversation as far as it is fed; what cannot be remembered is forgotten."""
+        """Save a conversation as far as it is fed; if that fails, drop it."""
         try:
             self._store.save(running)
         except BaseException as fault:
@@ -101,37 +101,37 @@ class InFlight:
             self._store.drop(running)
 
     def leave(self, reply: Reply) -> None:
-        """Remember a reply that has left the batch, at the boundary its state stands for."""
+        """Save the conversation of a reply that has left the batch, as far as its state represents it."""
         if reply.index > 0:
             self._store.drop(reply.running)
             return
         self.keep(reply.running)
         if reply.reader.stopped and len(reply.running) < reply.n_kept:
-            # Its last tokens before the cut are fed again when there is time.
+            # The tokens between that state and the stop string are fed again in idle time.
             ids = [*reply.request.prompt.ids.tolist(), *reply.token_ids][: reply.n_kept]
             prompt = RenderedPrompt(np.array(ids, np.uint32))
             self._admission.add_ahead(WarmRequest(reply.request.id, reply.request.slot, prompt))
 
     def stop_reading_ahead(self) -> None:
-        """Take out the prompts that no client waits for, and keep them as far as they are fed."""
+        """Remove the prompts that are read ahead, and keep what is fed of them."""
         for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is None]:
             self.keep(self._prefiller.leave(prefill).running)
 
     def end(self, ticket: Ticket, failure: Failed) -> None:
-        """Tell a client that its request has ended early; once, whatever fails after that."""
+        """Emit ``failure`` as the last event of a request, unless it has had its last event."""
         if not ticket.is_over:
             ticket.is_over = True
             self._outbox.tell(ticket.emit, failure)
 
     def cancel(self, request_id: str) -> None:
-        """End a request where it stands and keep the work done; unknown ids are ignored."""
+        """End a request where it stands and keep the work done; an unknown id is ignored."""
         for ticket in self.tickets:
             if ticket.request.id == request_id:
                 self._withdraw(ticket)
                 self.end(ticket, Failed("the request was cancelled", "cancelled"))
 
     def _withdraw(self, ticket: Ticket) -> None:
-        """Take a request out wherever it is; the work done for it is kept."""
+        """Remove a request from wherever it is, and keep the work done for it."""
         if ticket in self._admission.line:
             self._admission.line.remove(ticket)
         for prefill in [prefill for prefill in self._prefiller.prefills if prefill.ticket is ticket]:
@@ -145,11 +145,12 @@ class InFlight:
     # -- faults -----------------------------------------------------------------------------------
 
     def fail(self, ticket: Ticket, fault: BaseException) -> bool:
-        """``fault`` breaks a request. What the fault has touched is not remembered; everything else goes on.
+        """End a request because of ``fault``. Entries that the fault has touched are dropped; all else goes
+        on.
 
         Returns:
-            whether the request is to be begun once more, because memory ran out and half of it is free now;
-            otherwise the client was told the end.
+            whether to begin the request once more, because memory ran out and some is free now; if so, it has
+            not been ended.
         """
         log.error("request %s failed", ticket.request.id, exc_info=fault)
         self._outbox.flush()
@@ -162,12 +163,12 @@ class InFlight:
         return False
 
     def fail_ahead(self, request: Prompted, fault: BaseException) -> None:
-        """``fault`` breaks what was read ahead, for which no client waits."""
+        """Give up a prompt that was read ahead, because of ``fault``."""
         log.error("reading ahead of %s failed", request.id, exc_info=fault)
         self._clean_up(fault)
 
     def abandon(self, fault: BaseException) -> None:
-        """``fault`` breaks everything that runs or waits. What is at rest and sound stays."""
+        """End all requests because of ``fault``. Sound entries at rest stay."""
         tickets = self.tickets
         self._admission.clear()
         self._prefiller.abandon()
@@ -177,7 +178,8 @@ class InFlight:
             self.end(ticket, failure_of(fault))
 
     def _clean_up(self, fault: BaseException) -> None:
-        """Drop the entries that nobody feeds any more, and make room where memory ran out."""
+        """Drop the running entries that nothing feeds any more; if memory ran out, also half of what is
+        held."""
         self._store.drop_all_but([*self._prefiller.entries, *self._decoder.entries])
         if is_out_of_memory(fault):
             self._store.make_room(self._store.n_bytes // 2)
@@ -185,7 +187,7 @@ class InFlight:
 
 
 _SIGNS = ("out of memory", "malloc", "bad_alloc", "unable to allocate", "attempting to allocate")
-"""What the allocators of MLX's devices say; they have no exception of their own."""
+"""Found in the messages of MLX's allocators, which raise no exception type of their own."""
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
@@ -195,7 +197,7 @@ def is_out_of_memory(fault: BaseException) -> bool:
 
 
 def failure_of(fault: BaseException) -> Failed:
-    """What the client is told. Of faults of our own it learns no more than that there was one."""
+    """The event that ends a request. Details of our own faults are for the log, not for the client."""
     if isinstance(fault, InputError):
         return Failed(fault.message, "invalid", param=fault.param)
     if isinstance(fault, GrammarError):

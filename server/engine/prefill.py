@@ -1,4 +1,4 @@
-"""The prompts that are being prefilled: one chunk of one of them at every step, or a few tokens of each."""
+"""Prefills prompts: at every step a chunk of one of them, or the few remaining tokens of several."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from server.engine.ticket import Prompted, Ticket
 from server.events import Prefilling
 
 OVERTAKE_FACTOR = 4
-"""A prompt overtakes one that has so many times its own tokens left."""
+"""A prompt overtakes one that has at least so many times its length left."""
 TOGETHER_TOKENS = 128
-"""Prompts that have no more left than that are read together: a pass over a few tokens of all takes hardly
-longer than over those of one."""
+"""Prompts with at most so many tokens left are prefilled together: a forward pass over a few tokens of
+several takes hardly longer than over those of one."""
 
 
 @dataclass(eq=False)
@@ -30,15 +30,15 @@ class Prefill:
 
     Attributes:
         running: the entry that is fed.
-        captures: the positions whose states are worth keeping.
-        ticket: the client that waits; None where nobody does, as when the next prompt is read ahead.
-        grammar: what the replies' content must match, at its start.
-        quotes: uint32 arrays, what the replies may quote besides the prompt.
+        captures: positions at which checkpoints are kept.
+        ticket: the client's request; None for a prompt that is read ahead.
+        grammar: what the replies' content must match, in its start state.
+        quotes: uint32 arrays; texts other than the prompt that the replies may quote.
         began_at: seconds of the engine's clock.
-        n_reused: tokens that were not fed, because the entry had them.
+        n_reused: tokens that the entry already had.
         n_last: tokens that the last step fed.
-        logits: [V], once the prompt is read.
-        fault: what broke this prefill alone, if anything did.
+        logits: [V], the last token's, once the whole prompt is fed.
+        fault: what broke this prefill, if anything did.
     """
 
     request: Prompted
@@ -58,7 +58,7 @@ class Prefill:
 
     @property
     def position(self) -> int:
-        """Prompt tokens that the state stands for."""
+        """Prompt tokens that the state represents."""
         return len(self.running)
 
     @property
@@ -71,7 +71,7 @@ class Prefill:
         return self.n_left == 0 or self.fault is not None
 
     def progress(self, now: float) -> Prefilling:
-        """What a client that wants to know is told."""
+        """The event for clients that ask for progress."""
         n_prompt = len(self.request.prompt.ids)
         return Prefilling(n_prompt, self.n_reused, self.position, now - self.began_at)
 
@@ -83,38 +83,38 @@ class Prefill:
 
 
 class Prefiller:
-    """Owns the prefills under way, from :meth:`join` to :meth:`leave`.
+    """Owns the prefills in progress, from :meth:`join` to :meth:`leave`.
 
-    Prompts are read one after the other, because the next one may reuse what this one leaves behind. A short
-    one overtakes a long one that has nothing for it; then every other chunk is the older one's. Several that
-    have little left are read together, in one pass.
+    Prompts are prefilled one after the other, because the next one may reuse the state that this one leaves.
+    A short prompt overtakes a long one from which it gains nothing; the two then take turns. Several prompts
+    with few tokens left are prefilled together, in one forward pass.
 
     Attributes:
-        prefills: those under way, the oldest first.
+        prefills: those in progress, oldest first.
     """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self.prefills: list[Prefill] = []
-        self._fed: list[Prefill] = []  # by the last step, and not taken yet
+        self._fed: list[Prefill] = []  # in the last step, and not taken yet
         self._is_oldests_turn = False
 
     @property
     def entries(self) -> list[RunningEntry]:
-        """What the prefills feed, or have just fed."""
+        """The entries that the prefills feed, or have just fed."""
         return [prefill.running for prefill in (*self.prefills, *self._fed)]
 
     @property
     def tickets(self) -> list[Ticket]:
-        """The clients that wait for a prompt to be read."""
+        """The clients' requests among them."""
         return [prefill.ticket for prefill in self.prefills if prefill.ticket is not None]
 
     def may_join(self, prompt_ids: np.ndarray, n_suffix: Callable[[], int]) -> bool:
-        """Whether a prompt of these ids may be read now: nothing else is, it overtakes whatever is, or all of
-        them are short. It waits for what it would gain from.
+        """Whether a prompt of these ids may be prefilled now: it is the only one, overtakes all others, or is
+        as short as they are. It waits for a prompt from which it would gain.
 
         Args:
-            n_suffix: tells how many of them must be fed; asked only where that decides.
+            n_suffix: returns how many of them must be fed; called only if that decides.
         """
         if any(_gains_from(prompt_ids, prefill) for prefill in self.prefills):
             return False
@@ -123,25 +123,25 @@ class Prefiller:
         return self._are_short and n_suffix() <= TOGETHER_TOKENS
 
     def join(self, prefill: Prefill) -> None:
-        """Begin to read a prompt."""
+        """Add a prompt."""
         self.prefills.append(prefill)
 
     def leave(self, prefill: Prefill) -> Prefill:
-        """Take a prefill out where it stands; its entry goes with it."""
+        """Remove a prefill, finished or not, together with its entry."""
         self.prefills.remove(prefill)
         return prefill
 
     def abandon(self) -> None:
-        """Forget all of them."""
+        """Discard all prefills."""
         self.prefills, self._fed = [], []
 
     def take_fed(self) -> Prefill | None:
-        """The next one of those that went on in the last step; None when all were taken."""
+        """One of the prefills that the last step fed, each once; None when there are no more."""
         return self._fed.pop(0) if self._fed else None
 
     def step(self, n_tokens: int) -> None:
-        """Feed ``n_tokens`` at most of one prompt, or a few of each of several. :meth:`take_fed` tells which;
-        those that are over have left.
+        """Feed at most ``n_tokens`` of one prompt, or a few of each of several. Prefills that are over have
+        left; :meth:`take_fed` returns those that were fed.
         """
         together = len(self.prefills) > 1 and self._are_short
         fed = list(self.prefills) if together else [self._next()]
@@ -150,7 +150,7 @@ class Prefiller:
             prefill.n_last = 0
         try:
             self._feed(fed, n_tokens)
-        except BaseException as fault:  # the library's panics are no Exceptions
+        except BaseException as fault:  # panics of Rust libraries are no Exceptions
             for prefill in fed:
                 prefill.fault = fault
         for prefill in fed:
@@ -160,12 +160,12 @@ class Prefiller:
 
     @property
     def _are_short(self) -> bool:
-        """All have so little left that they are better read together."""
+        """Whether all have so few tokens left that they are better fed together."""
         is_able = self._forward.few_tokens > 0
         return is_able and all(prefill.n_left <= TOGETHER_TOKENS for prefill in self.prefills)
 
     def _next(self) -> Prefill:
-        """The oldest and the shortest by turns."""
+        """The oldest and the shortest, in turn."""
         self._is_oldests_turn = not self._is_oldests_turn
         return self.prefills[0] if self._is_oldests_turn else min(self.prefills, key=lambda p: p.n_left)
 
@@ -184,5 +184,5 @@ class Prefiller:
 
 
 def _gains_from(prompt_ids: np.ndarray, prefill: Prefill) -> bool:
-    """Whether a prompt shares more with the one that is being read than what is read of it."""
+    """Whether a prompt shares more with ``prefill`` than has been fed of it yet."""
     return longest_common_token_prefix(prompt_ids, prefill.request.prompt.ids) > prefill.position

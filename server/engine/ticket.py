@@ -1,8 +1,8 @@
-"""A client's request inside the engine: what is known of it, and how its events go out.
+"""A client's request inside the engine: its progress, and how its events are emitted.
 
-To hand anything over wakes the event loop's thread, and reading a token as text takes longer the longer ago
-that code ran last; both are dear beside a decode step of a few milliseconds. So all replies wait until the
-interval since the last time is over, and only then are asked for the text they have grown by.
+An event wakes the event loop's thread, and decoding tokens to text is slow when its code has left the CPU's
+caches. Both are expensive next to a decode step of a few milliseconds. So new tokens of all replies are held
+back until an interval has passed, and only then turned into text and emitted together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server.events import Emit, Event, GenerationRequest, Progress
 
 
 class Prompted(Protocol):
-    """What a prompt is planned and prefilled from: a client's request, or one to read ahead."""
+    """A request with a prompt: a client's, or one to read ahead."""
 
     @property
     def id(self) -> str: ...
@@ -31,15 +31,15 @@ class Prompted(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A client's request and where its events go.
+    """A client's request, where its events go, and how far it has come.
 
     Attributes:
         arrived_at: seconds of the engine's clock.
-        is_planned: the client was told the plan.
-        is_answered: the client was told a part of a reply.
-        is_over: the client was told the end; nothing more may be said.
-        n_passed: how often a later request was admitted because this one did not fit.
-        n_starts: how often the request was begun; twice when memory ran out the first time.
+        is_planned: the plan was emitted.
+        is_answered: a part of a reply was emitted.
+        is_over: the last event was emitted.
+        n_passed: how many later requests were admitted because this one did not fit.
+        n_starts: how often the request was begun; twice if memory ran out the first time.
     """
 
     request: GenerationRequest
@@ -53,7 +53,7 @@ class Ticket:
 
 
 class Growing(Protocol):
-    """A reply that is being written."""
+    """A reply that gains tokens."""
 
     @property
     def emit(self) -> Emit:
@@ -66,15 +66,15 @@ class Growing(Protocol):
         ...
 
     def take_progress(self) -> Progress:
-        """What it has grown by since the last call. Never raises."""
+        """What is new since the last call. Never raises."""
         ...
 
 
 class Outbox:
-    """Emits the events of all requests; what is held back goes out before anything else does.
+    """Emits the events of all requests, in order: what is held back goes out before anything else.
 
     Args:
-        interval_s: how long tokens may wait for more; 0 hands every one over at once.
+        interval_s: how long tokens may be held back; 0 emits each at once.
         clock: seconds, monotonic.
     """
 
@@ -91,23 +91,25 @@ class Outbox:
         emit(event)
 
     def grow(self, reply: Growing) -> None:
-        """``reply`` has grown; :meth:`end_step` decides when that is told."""
+        """``reply`` has a new token; :meth:`end_step` decides when to emit it."""
         self._grown[id(reply)] = reply
         self._has_first_token |= reply.n_tokens <= 1
 
     def end_step(self) -> None:
-        """Every reply has grown by its token: emit them if the interval is over or a reply has just begun."""
+        """The step is over: emit new tokens if the interval has passed, or if one is the first of its
+        reply."""
         if self._has_first_token or self._clock() - self._flushed_at >= self._interval_s:
             self.flush()
 
     def flush(self) -> None:
-        """Emit what is held. To be called before anything that takes longer than a step."""
+        """Emit what is held back. Called before anything that takes longer than a step."""
         if not self._grown:
             return
         grown, self._grown = self._grown, {}
         self._has_first_token = False
         self._flushed_at = self._clock()
-        # First read, then tell: the first event wakes the event loop, which should find the others there.
+        # Emit only after all are turned into text: the first event wakes the event loop, which should find
+        # the others, too.
         told = [(reply.emit, reply.take_progress()) for reply in grown.values()]
         for emit, progress in told:
             emit(progress)
