@@ -1,9 +1,8 @@
-"""One answer that is being written: its tokens, its text, what its next token may be, how it ends.
+"""A reply while it is being decoded: its tokens, its text, the constraints on its next token, and its end.
 
-Beyond what the model wants, two things decide about the next token: a thought whose budget is spent ends,
-and behind the thought a grammar allows what fits it. In front of a grammar a thought cannot end the reply. A
-model that wants to end there has thought enough: its end token is swapped for what closes the thought, and
-the grammar begins.
+Two constraints can override the model: a thought is closed when its budget is spent, and after the thought a
+grammar masks what does not fit it. A reply with a grammar cannot end inside its thought: there an end token
+is swapped for the tokens that close the thought, and the grammar begins.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ from server.engine.ticket import Ticket
 from server.events import Emit, Finished, FinishReason, GenerationRequest, Progress, ReplyFormat, TokenLogprob
 
 STOP_STATE_GAP = 32
-"""Generated tokens between two states kept for stop strings: so many are fed again at most, but for text
-that might have become a stop string."""
+"""Generated tokens between two checkpoints kept for stop strings: at most so many are fed again after a cut,
+plus text that might have become a stop string."""
 
 
 @dataclass(eq=False)
 class Siblings:
-    """``n`` replies to one prompt, which begin one after another as places come free.
+    """The ``n`` replies to one prompt; those for which there is no room yet begin as others end.
 
     Attributes:
-        base: the entry of the prompt, from which the replies still to come branch off; None when all have
-            begun.
-        logits: [V], the prompt's last.
-        grammar: what their content must match, at its start.
-        quotes: uint32 arrays, what they may quote besides the prompt.
+        base: the prompt's entry, from which later replies branch; None once all have begun.
+        logits: [V], those of the prompt's last token.
+        grammar: what their content must match, in its start state.
+        quotes: uint32 arrays; texts other than the prompt that they may quote.
         n_begun: replies that have begun.
     """
 
@@ -65,22 +63,22 @@ class Siblings:
 
 @dataclass(eq=False)
 class Reply:
-    """One answer that is being written.
+    """One reply while it is being decoded.
 
     Attributes:
         siblings: the replies to the same prompt.
-        index: its number among them. The first one is remembered; the further ones part from it only in
-            text that the next prompt renders anew anyway.
+        index: its number among them. Only the conversation of the first is saved: the others differ from it
+            in nothing but the reply, which the next prompt renders anew.
         running: the ids fed and, while the reply is outside the batch, the state.
         token_ids: the reply's ids, the stop token included.
-        unread_ids: those that ``reader`` has not read yet.
-        untold_deltas: what reading brought, until it goes out.
-        untold_logprobs: by index of the token, until its text goes out as content.
-        newest_state: position of the newest state kept, in tokens from the prompt's start.
-        stop_state: position of the one state kept because a stop string may cut the text behind it.
-        speculation: its drafts; None where there are none.
-        reads_every_token: whether the text of one token decides about the next, so that it cannot wait.
-        finish: why the reply ended; None while it is being written and after a fault.
+        unread_ids: those that ``reader`` has not parsed yet.
+        untold_deltas: parsed text that is not emitted yet.
+        untold_logprobs: by index of the token, until its text is emitted as content.
+        newest_state: position of the newest checkpoint, in tokens from the prompt's start.
+        stop_state: position of the one checkpoint kept in case a stop string cuts the text after it.
+        speculation: its drafts; None for a reply without.
+        reads_every_token: whether each token must be parsed before the next one is sampled.
+        finish: why the reply ended; None while it is being decoded and after a fault.
         fault: what broke this reply alone, if anything did.
     """
 
@@ -127,22 +125,22 @@ class Reply:
         return len(self.token_ids)
 
     def read(self) -> None:
-        """Turn the tokens that are not read yet into text."""
+        """Parse the tokens that are not parsed yet."""
         unread, self.unread_ids = self.unread_ids, []
         self.untold_deltas += self.reader.push_all(unread)
 
     def end(self, reason: FinishReason) -> None:
-        """The reply is over; all its tokens were read."""
+        """End the reply, of which every token is parsed."""
         self.untold_deltas += self.reader.finish(is_cut=reason == "length")
         is_cut = reason == "length" and self.reader.in_call
         self.finish = "tool_calls" if self.reader.called_tools and not is_cut else reason
 
     def fail(self, fault: BaseException) -> None:
-        """``fault`` breaks this reply alone."""
+        """End this reply alone, because of ``fault``."""
         self.fault, self.finish = fault, None
 
     def take_progress(self) -> Progress:
-        """What the reply has grown by since the last call. A fault in reading ends the reply."""
+        """What is new since the last call. A fault in parsing ends the reply."""
         try:
             self.read()
         except BaseException as fault:
@@ -154,7 +152,7 @@ class Reply:
         return Progress(self.index, tuple(joined(deltas)), logprobs, self.n_tokens)
 
     def finished(self) -> Finished:
-        """The closing event of a reply that ended well."""
+        """The last event of a reply that ended without a fault."""
         assert self.finish is not None
         ids, reader = tuple(self.token_ids), self.reader
         drafts = self.speculation
@@ -170,56 +168,56 @@ class Reply:
         )
 
     def mask(self, vocab_size: int) -> mx.array | None:
-        """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
+        """Which tokens may come next, [V] bool; None if all may. Called once for each token."""
         return None if self.constraint is None else self.constraint.mask(vocab_size)
 
     @property
     def swap(self) -> Swap | None:
-        """What is done to a sampled token before it is written, if anything is."""
+        """What replaces a sampled token before it is fed; None if nothing does."""
         return None if self.constraint is None else self.constraint.swap
 
-    # -- where a stop string cuts ------------------------------------------------------------------
+    # -- stop strings ------------------------------------------------------------------------------
 
     @property
     def wants_stop_state(self) -> bool:
-        """A state kept here would spare a later cut many tokens, and no cut can lie before it."""
+        """Whether a checkpoint here would save a later cut many tokens, and no cut can fall before it."""
         since = max(self.newest_state, self.stop_state or 0)
         return self.has_stops and len(self.running) - since >= STOP_STATE_GAP and self.reader.is_settled
 
     def keep_stop_state(self, checkpoint: Checkpoint) -> None:
-        """Keep ``checkpoint``, of now, in place of the one before it."""
+        """Keep ``checkpoint``, taken now, in place of the previous one."""
         self.drop_stop_state()
         if checkpoint.length not in self.running.ring.lengths:
             self.running.capture(checkpoint)
             self.stop_state = checkpoint.length
 
     def drop_stop_state(self) -> None:
-        """No cut needs it any more."""
+        """Drop it, if there is one: no cut can need it any more."""
         if self.stop_state in self.running.ring.lengths:
             self.running.ring.remove(self.stop_state)
         self.stop_state = None
 
     @property
     def n_kept(self) -> int:
-        """Tokens, from the prompt's start, that lie wholly before the stop string."""
+        """Tokens of prompt and reply that lie wholly before the stop string."""
         return len(self.request.prompt.ids) + self.reader.cut_token_index
 
     def rewind(self) -> None:
-        """Go back to the newest state before the stop string. The state is not lent any more."""
+        """Go back to the newest checkpoint before the stop string; the reply must have left the batch."""
         lengths = [length for length in self.running.ring.lengths if length <= self.n_kept]
         if lengths:
             self.running.rewind(self.running.ring.at(lengths[-1]))
 
 
 class Constraint:
-    """Watches one reply through its reader, which has read every token before the next is judged.
+    """What the next token of one reply may be, by what its reader has parsed so far.
 
     Args:
-        reader: the reply so far.
-        max_thought_tokens: the thought is closed after so many; None for no limit.
-        closing_ids: what closes it.
-        grammar: what the content must be; None for anything.
-        end_ids: what ends a reply, and in front of a grammar the thought alone.
+        reader: has parsed every token before the next is masked.
+        max_thought_tokens: tokens after which the thought is closed; None for no limit.
+        closing_ids: the tokens that close it.
+        grammar: what the content must match; None for anything.
+        end_ids: the tokens that end a reply, or only the thought of one with a grammar.
     """
 
     def __init__(
@@ -241,7 +239,7 @@ class Constraint:
         self._n_accepted = 0
 
     def mask(self, vocab_size: int) -> mx.array | None:
-        """Which tokens may come next, [V] bool; None when all may. Ask once for each token."""
+        """Which tokens may come next, [V] bool; None if all may. Called once for each token."""
         if self._was_swapped is not None and self._was_swapped.item():
             self._forced = list(self._closing_ids[1:])
         elif not self._forced and self._is_spent():
@@ -257,7 +255,7 @@ class Constraint:
         return self._grammar.mask()
 
     def swap(self, token: mx.array) -> mx.array:
-        """What is written in place of ``token``, the one sampled under the last mask (lazy scalar)."""
+        """What is fed in place of ``token``, which was sampled under the last mask (lazy scalar)."""
         if self._grammar is None or not self._reader.in_thought:
             return token
         self._was_swapped = mx.any(token == self._end_ids)
@@ -269,12 +267,12 @@ class Constraint:
 
 
 def tickets_of(replies: Iterable[Reply]) -> list[Ticket]:
-    """The requests that ``replies`` answer, each once."""
+    """The requests of ``replies``, each once."""
     return list(dict.fromkeys(reply.siblings.ticket for reply in replies))
 
 
 Grammars = Callable[[], GrammarTable]
-"""Gives the table of grammars, and may make it first."""
+"""Returns the table of grammars; the first call may build it."""
 
 
 class ReplyMaker:
@@ -284,8 +282,8 @@ class ReplyMaker:
         tokenizer: turns their tokens into text.
         vocab_size: V, the length of a row of logits.
         stop_ids: token ids that end a reply.
-        grammars: gives the table of grammars when one is wanted; None makes it then.
-        drafting: how a reply is guessed ahead; None for no guesses.
+        grammars: returns the table of grammars when one is needed; None builds it then.
+        drafting: how replies are drafted; None for no drafts.
         fuses_sampling: as :class:`model.sampling.Sampler` takes it.
     """
 
@@ -307,7 +305,7 @@ class ReplyMaker:
         self._fuses_sampling = fuses_sampling
 
     def start_grammar(self, form: ReplyFormat) -> Grammar | None:
-        """The start of the grammar that the replies' content must match, if there is one.
+        """The grammar that the replies' content must match, in its start state; None if there is none.
 
         Raises:
             InputError: it is too large.
@@ -315,7 +313,7 @@ class ReplyMaker:
         return None if form.grammar is None else self._grammars().start(form.grammar)
 
     def make(self, siblings: Siblings, running: RunningEntry) -> Reply:
-        """The next of ``siblings``, to be written on ``running``."""
+        """The next of ``siblings``, which feeds ``running``."""
         request, form = siblings.ticket.request, siblings.ticket.request.reply
         reader = ReplyReader(
             self._tokenizer,
