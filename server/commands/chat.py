@@ -14,10 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from server.commands.api import Api, ApiError, add_server
-from server.commands.words import seconds_in_words
-
-NAME = "chat"
-HELP = "talk to a running server, and see what it reused for each reply"
+from server.commands.command import Command, seconds_in_words
 
 _COMMANDS = """\
 /new            begin a new conversation
@@ -242,3 +239,6 @@ def strip(plan: dict[str, Any], n_written: int) -> Text:
         if n:
             bar.append(f"  {n} {name}", style=_STYLES[name])
     return bar
+
+
+CHAT = Command("chat", "talk to a running server, and see what it reused for each reply", add_options, run)

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from model.backend import prepare
 from model.errors import CrossturnError
-
-NAME = "check"
-HELP = "prove on this machine that a model computes what it should, and how fast"
+from server.commands.command import Command
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -56,3 +54,8 @@ def _write(file: Path, text: str) -> None:
     except OSError as error:
         raise CrossturnError(f"the report cannot be written to {file}: {error.strerror}") from error
     print(f"the report is in {file}: please send it with a fault that you report")
+
+
+CHECK = Command(
+    "check", "prove on this machine that a model computes what it should, and how fast", add_options, run
+)

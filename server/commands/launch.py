@@ -19,9 +19,8 @@ from typing import Any
 from model.errors import CrossturnError
 from server.commands.agents import AGENTS, Agent, Place, Setup
 from server.commands.api import DEFAULT_URL, Api, ApiError
+from server.commands.command import Command
 
-NAME = "launch"
-HELP = "start a coding agent that uses this server"
 PRINTED = Path("/tmp/crossturn-launch")
 """Stands for the folder of an agent that is not started."""
 READY = "crossturn is ready at "
@@ -87,7 +86,7 @@ def run(chosen: Namespace) -> int:
 def _read_rest(chosen: Namespace) -> list[str]:
     """Read the agent's name, and options of ours behind it, into ``chosen``; the rest is the agent's."""
     at = chosen.rest.index("--") if "--" in chosen.rest else len(chosen.rest)
-    parser = ArgumentParser(prog=f"crossturn {NAME}", allow_abbrev=False)
+    parser = ArgumentParser(prog="crossturn launch", allow_abbrev=False)
     parser.add_argument("agent", choices=list(AGENTS))
     _add_flags(parser)
     parser.parse_args(chosen.rest[:at], chosen)
@@ -221,3 +220,6 @@ def _own_server(model: str | None) -> Iterator[str]:
                 process.wait(LINGER_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+LAUNCH = Command("launch", "start a coding agent that uses this server", add_options, run)

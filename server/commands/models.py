@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from model.backend import prepare
-from server.commands.words import bytes_in_words
-
-NAME = "models"
-HELP = "list the models in the Hugging Face cache, with the memory and the context each would have"
+from server.commands.command import Command, bytes_in_words
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -63,3 +60,11 @@ def _table(rows: list[tuple[str, ...]]) -> str:
         f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip()
         for row in rows
     )
+
+
+MODELS = Command(
+    "models",
+    "list the models in the Hugging Face cache, with the memory and the context each would have",
+    add_options,
+    run,
+)

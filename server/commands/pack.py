@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from model.backend import prepare
 from model.errors import CrossturnError
+from server.commands.command import Command, bytes_in_words
 from server.commands.options import add_settings, settings_of
-from server.commands.words import bytes_in_words
 from server.settings import Settings
 
 if TYPE_CHECKING:
     from model.text.chat import ChatFormat, RenderedPrompt
     from server.engine.thread import Engine
-
-NAME = "pack"
-HELP = "read a system prompt and tools into a file that 'serve --preload' takes"
 
 _LOOK_S = 0.05
 
@@ -130,3 +127,8 @@ def _body(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise PackError(f"--messages: {path} holds no list of messages")
     return body
+
+
+PACK = Command(
+    "pack", "read a system prompt and tools into a file that 'serve --preload' takes", add_options, run
+)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from model.backend import prepare
+from server.commands.command import Command
 from server.commands.options import add_settings, settings_of
 from server.listen import listen
 from server.settings import Settings
 from server.signals import SignalWatch
-
-NAME = "serve"
-HELP = "serve a model over HTTP"
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -40,3 +38,6 @@ def serve(settings: Settings) -> None:
 
         set_up(settings.log_level, settings.log_format)
         launch(settings, listener, watch)
+
+
+SERVE = Command("serve", "serve a model over HTTP", add_options, run)

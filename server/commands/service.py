@@ -11,14 +11,12 @@ import urllib.request
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
+from server.commands.command import Command
 from server.commands.options import add_settings, read_file, settings_of
 from server.service.launchd import Launchd
 from server.service.spec import Manager, ServiceError, spec, write_settings
 from server.service.systemd import Systemd
 from server.settings import Settings
-
-NAME = "service"
-HELP = "keep the server running in the background: install, start, stop, status, logs, uninstall"
 
 _WAIT_S = 30.0
 
@@ -124,3 +122,11 @@ def _served(settings: Settings) -> str:
 def _url(settings: Settings) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
     return f"http://{host}:{settings.port}/v1"
+
+
+SERVICE = Command(
+    "service",
+    "keep the server running in the background: install, start, stop, status, logs, uninstall",
+    add_options,
+    run,
+)

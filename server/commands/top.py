@@ -12,10 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.commands.api import Api, add_server
-from server.commands.words import bytes_in_words, seconds_in_words
-
-NAME = "top"
-HELP = "watch the requests and the memory of a running server"
+from server.commands.command import Command, bytes_in_words, seconds_in_words
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -83,3 +80,6 @@ def picture(
 
 def _idle_s(slot: dict[str, Any]) -> float:
     return min((float(entry["idle_s"]) for entry in slot["entries"]), default=0.0)
+
+
+TOP = Command("top", "watch the requests and the memory of a running server", add_options, run)

@@ -1,6 +1,27 @@
-"""Sizes and times as people read them."""
+"""What all commands have: how the command line knows them, and sizes and times as they print them."""
 
 from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of ``crossturn``.
+
+    Attributes:
+        name: as it is typed.
+        help: what it does, in half a sentence.
+        add_options: gives a parser its options.
+        run: does it; the exit status. A CrossturnError is told in one line, with status 1.
+    """
+
+    name: str
+    help: str
+    add_options: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
 
 
 def bytes_in_words(n_bytes: float) -> str:
