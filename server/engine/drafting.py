@@ -121,6 +121,11 @@ class Costs:
         """How long such a step takes; None if none was measured."""
         return self._seconds.get((n_replies, n_tokens))
 
+    def reach(self, n_replies: int) -> int:
+        """The largest size worth trying: a guess of what a step costs is not trusted far from what was
+        measured."""
+        return 2 * max([size for n, size in self._seconds if n == n_replies and size > 1], default=2)
+
     def ratio(self, n_replies: int, n_tokens: int) -> float:
         """The duration of a step of ``n_tokens`` over that of a plain step, measured or estimated from the
         nearest size."""
@@ -135,6 +140,8 @@ class Costs:
             return _guessed_ratio(n_tokens)
         nearest = min(sizes, key=lambda size: abs(size - n_tokens))
         extra = self._seconds[(n_replies, nearest)] / plain - 1.0
+        if n_tokens > nearest:  # no savings are assumed beyond what was measured
+            return 1.0 + extra * (n_tokens - 1) / (nearest - 1)
         return 1.0 + extra * _guessed_extra(n_tokens) / _guessed_extra(nearest)
 
 
@@ -270,7 +277,7 @@ class MeasuredDepth:
             n_tokens = n_replies - len(rates) + sum(_expected(rate, size) for rate in rates)
             return n_tokens / (n_replies * self._costs.ratio(n_replies, size))
 
-        size = max(SIZES, key=gain)
+        size = max((size for size in SIZES if size <= self._costs.reach(n_replies)), key=gain)
         return size, gain(size)
 
     def _is_worth(self, n_replies: int, n_tokens: float, cost: float) -> bool:

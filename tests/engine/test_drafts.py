@@ -358,6 +358,7 @@ def test_replies_that_stand_together_part_for_nothing_less_than_what_that_costs(
     sure, unsure = [speculation(32) for _ in range(4)], [speculation(8) for _ in range(4)]
     steps(100, 1.0)
     depth.note(4, 4, 1.3)
+    depth.note(4, 32, 3.0)
     assert depth.choose(4, unsure) > 1, "they stand apart already"
     steps(63, 1.2)
     steps(60, 1.0)
@@ -379,6 +380,20 @@ def test_what_is_not_measured_is_estimated_from_what_is() -> None:
         costs.note(1, 4, 1.2)
     costs.note(1, 4, 100.0)
     assert costs.ratio(1, 4) < 1.5, "something else held that round up"
+
+
+def test_large_drafts_are_tried_only_once_smaller_ones_were_measured() -> None:
+    depth, sure = MeasuredDepth(), speculation(32)
+    sizes = []
+    for _ in range(4):
+        depth.note(1, 1, 1.0)
+        sizes.append(depth.choose(1, [sure]))
+        depth.note(1, sizes[-1], 1.0 + 0.01 * sizes[-1])
+    assert sizes == [4, 8, 16, 32]
+    depth = MeasuredDepth()
+    depth.note(1, 1, 1.0)
+    depth.note(1, depth.choose(1, [sure]), 4.0)
+    assert depth.choose(1, [sure]) == 1, "the first step with drafts has shown that they do not pay"
 
 
 # -- all together ------------------------------------------------------------------------------------
