@@ -1,9 +1,10 @@
-"""How much the engine takes on: which requests are taken, how long they wait, and whose turn it is.
+"""Decides which requests are accepted, how long they wait, and which one is admitted next.
 
-Turns are fair between tenants, and between the sessions of one. Every tenant has a virtual time that advances
-by the tokens its requests ask for; the tenant that is furthest behind comes next, and among its sessions the
-one that is. One that was idle begins at the time of those that were not: it has saved nothing up. So thirty
-requests of one client delay another's one by a request, not by thirty.
+Scheduling is fair between tenants, and between the sessions of a tenant. Every tenant has a virtual time,
+which advances by the tokens that its requests ask for. The tenant that is furthest behind is next, and among
+its sessions the one that is furthest behind. Idle time earns no credit: a tenant that was idle starts at the
+virtual time of the others. So thirty requests of one client delay a request of another client by one, not by
+thirty.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from server.events import Failed, GenerationRequest, WarmRequest
 from server.settings import EngineSettings, SecondsOrNone
 
 MAX_PASSED = 16
-"""A request that does not fit lets so many later ones pass; then they wait until it fits."""
+"""A request that does not fit lets so many later ones pass; then all wait until it fits."""
 
 EXPECTED_REPLY_TOKENS = 1024
-"""Reply tokens that admission counts on: most replies are far shorter than their max_tokens."""
+"""Reply tokens for which admission reserves memory: most replies are far shorter than their max_tokens."""
 
 _RING_STATES = 3
-"""States that the replies to one prompt keep of it together, whatever room there is."""
+"""Checkpoints of a prompt that its replies keep together, however little room there is."""
 
 _MANY = 1024
+"""Tenants or sessions whose virtual time is noted before those that do not matter are dropped."""
+
 MINUTE_S = 60.0
 RETRY_AFTER_S = 5.0
-"""What a refused client is told to wait: about the time of a short reply."""
+"""When a refused client should try again: after about the time of a short reply."""
 
 
 class LoopOptions(EngineSettings):
-    """What the operator says of the loop's work, by the same names, and what only tests and measurements set.
+    """The operator's options for the loop, under the same names, and those that only tests and benchmarks
+    set.
 
     Attributes:
-        prefill_tokens: tokens prefilled in one step while nothing is being decoded; None for what takes
+        prefill_tokens: tokens prefilled in one step while nothing is being decoded; None for as many as take
             about a second.
-        shared_prefill_tokens: the same while replies are being decoded, whose pause it bounds; None
-            for what takes a quarter of one.
-        checks_store: assert the store's invariants whenever the loop falls idle.
+        shared_prefill_tokens: the same while replies are being decoded, which pause for it; None for as many
+            as take about a quarter of a second.
+        checks_store: whether to check the store's invariants whenever the loop falls idle.
     """
 
     stream_interval_seconds: SecondsOrNone = 0.0
@@ -52,17 +56,17 @@ class LoopOptions(EngineSettings):
 
     @classmethod
     def of(cls, settings: EngineSettings) -> Self:
-        """The operator's decisions."""
+        """The operator's options."""
         return cls.model_validate({name: getattr(settings, name) for name in EngineSettings.model_fields})
 
 
 class Admission:
-    """Owns the line of those that wait, and behind it the prompts that are read ahead when nobody does.
+    """Owns the requests that wait, and the prompts to read ahead when none does.
 
     Args:
         options: the limits.
-        store: knows how much memory there is.
-        state_bytes: of a conversation of so many tokens.
+        store: knows the memory budget.
+        state_bytes: returns the bytes of the state of so many tokens.
         clock: seconds, monotonic.
     """
 
@@ -81,7 +85,7 @@ class Admission:
         self._ahead: deque[WarmRequest] = deque()
 
     def add(self, ticket: Ticket) -> Failed | None:
-        """Let a request wait for its turn, or say why it must not."""
+        """Queue a request; returns the refusal if it is not accepted."""
         refusal = self._refusal(ticket.request)
         if refusal is None:
             self.line.add(ticket)
@@ -93,12 +97,12 @@ class Admission:
         prefiller: Prefiller,
         n_suffix: Callable[[GenerationRequest], int],
     ) -> Ticket | None:
-        """The request whose turn it is, if one fits beside what runs.
+        """The next request that fits beside what runs, which no longer waits; None if there is none.
 
         Args:
             running: the ticket of each reply that is being decoded.
-            prefiller: the prompts that are being read.
-            n_suffix: how many tokens of a prompt must be fed.
+            prefiller: knows the prompts that are being prefilled.
+            n_suffix: returns how many tokens of a request's prompt must be fed.
         """
 
         def fits(request: GenerationRequest) -> bool:
@@ -109,37 +113,37 @@ class Admission:
         return self.line.take(fits)
 
     def add_ahead(self, request: WarmRequest) -> None:
-        """Let a prompt wait to be read ahead, in place of an earlier one of the same slot."""
+        """Queue a prompt to read ahead; it replaces an earlier one of the same slot."""
         self._ahead = deque(other for other in self._ahead if other.slot != request.slot)
         self._ahead.append(request)
 
     @property
     def has_ahead(self) -> bool:
-        """Whether :meth:`take_ahead` has one."""
+        """Whether a prompt is queued to be read ahead."""
         return bool(self._ahead)
 
     def take_ahead(self) -> WarmRequest:
-        """The prompt that is next read ahead."""
+        """The next prompt to read ahead."""
         return self._ahead.popleft()
 
     def clear(self) -> None:
-        """Forget all that wait."""
+        """Forget everything that waits."""
         self.line.clear()
         self._ahead.clear()
 
     def take_expired(self) -> list[Ticket]:
-        """Those that have waited too long."""
+        """The requests that have waited too long, which no longer wait."""
         return self.line.take_expired()
 
     @property
     def too_late(self) -> Failed:
-        """What those are told."""
+        """How a request ends that has waited too long."""
         message = f"no place came free within {self._options.queue_seconds:g} s"
         return Failed(message, "overloaded", retry_after_s=RETRY_AFTER_S)
 
     def width(self, request: GenerationRequest) -> int:
-        """How many of the replies of ``request`` are written at a time; 0 when memory holds not even one
-        beside the prompt that the others begin from."""
+        """How many of the replies of ``request`` are decoded at a time; 0 if the budget does not hold even
+        one next to the prompt's entry, from which the others branch."""
         n, limits = request.n_replies, self._options
         most = min(n, limits.max_running, limits.max_running_per_key or n)
         if n == 1:
@@ -171,7 +175,8 @@ class Admission:
     def _fits(
         self, request: GenerationRequest, decoding: Sequence[Ticket], prefilling: Sequence[Ticket]
     ) -> bool:
-        """Whether there are places in the batch and memory beside what runs. Alone, all fits."""
+        """Whether the batch and the memory have room beside what runs. With nothing else running, any request
+        fits."""
         if not decoding and not prefilling:
             return True
         limits, width = self._options, self.width(request)
@@ -188,28 +193,28 @@ class Admission:
         return self._store.can_admit(self._bytes_of(request) * n_states)
 
     def _bytes_of(self, request: GenerationRequest) -> int:
-        """What one reply of ``request`` will hold, its prompt included."""
+        """The memory that one reply of ``request`` is expected to need, its prompt included."""
         return self._state_bytes(expected_tokens(request))
 
 
 def _n_places(
     decoding: Sequence[Ticket], prefilling: Sequence[Ticket], width: Callable[[GenerationRequest], int]
 ) -> int:
-    """Places in the batch that are taken, or will be once the prompts are read."""
+    """Rows of the batch that are taken, or will be once the prompts are prefilled."""
     return len(decoding) + sum(width(ticket.request) for ticket in prefilling)
 
 
 def expected_tokens(request: GenerationRequest) -> int:
-    """Tokens of one sequence of ``request``, prompt and reply, that admission counts on."""
+    """The expected tokens of one reply of ``request``, its prompt included."""
     return len(request.prompt.ids) + min(request.max_tokens, EXPECTED_REPLY_TOKENS)
 
 
 class WaitingLine:
-    """The tickets of requests that wait, in the order in which they may be admitted.
+    """The requests that wait, and whose turn it is.
 
     Args:
-        max_wait_s: a request that has waited longer is given up; None lets it wait.
         clock: seconds, monotonic.
+        max_wait_s: how long a request may wait; None for as long as it takes.
     """
 
     def __init__(self, clock: Callable[[], float], max_wait_s: float | None = None) -> None:
@@ -226,7 +231,7 @@ class WaitingLine:
         return iter(self._tickets)
 
     def n_of(self, tenant: str | None) -> int:
-        """Requests of ``tenant`` that wait."""
+        """How many requests of ``tenant`` wait."""
         return sum(ticket.request.slot.tenant == tenant for ticket in self._tickets)
 
     def add(self, ticket: Ticket) -> None:
@@ -239,9 +244,9 @@ class WaitingLine:
         self._tickets.clear()
 
     def take(self, fits: Callable[[GenerationRequest], bool]) -> Ticket | None:
-        """The next request that ``fits``, which no longer waits; None when it is nobody's turn.
+        """The next request that ``fits``, which no longer waits; None if there is none.
 
-        A request that does not fit lets others pass, but not for ever: see :data:`MAX_PASSED`.
+        A request that does not fit lets :data:`MAX_PASSED` later ones pass, and no more.
         """
         passed: list[Ticket] = []
         for ticket in self._in_turn():
@@ -257,7 +262,7 @@ class WaitingLine:
         return None
 
     def take_expired(self) -> list[Ticket]:
-        """Those that have waited too long, and wait no longer."""
+        """The requests that have waited too long, which no longer wait."""
         if self._max_wait_s is None or not self._tickets:
             return []
         since = self._clock() - self._max_wait_s
@@ -266,7 +271,7 @@ class WaitingLine:
         return expired
 
     def _in_turn(self) -> list[Ticket]:
-        """Those that wait, by whose turn it is; sorting keeps the order of arrival within a session."""
+        """The requests in the order of their turns, those of one session in the order of arrival."""
         return sorted(self._tickets, key=lambda ticket: self._turn(ticket.request))
 
     def _turn(self, request: GenerationRequest) -> tuple[float, float]:
@@ -284,7 +289,7 @@ class WaitingLine:
 
 @dataclass
 class VirtualTimes:
-    """How far each of several claimants has come, in tokens."""
+    """The virtual time of each claimant, in tokens."""
 
     now: float = 0.0
     _by_claimant: dict[Hashable, float] = field(default_factory=dict)
@@ -293,10 +298,10 @@ class VirtualTimes:
         return max(self._by_claimant.get(claimant, 0.0), self.now)
 
     def charge(self, claimant: Hashable, n_tokens: int) -> None:
-        """``claimant``, whose turn it was, gets ``n_tokens``."""
+        """Advance ``claimant``, whose turn it was, by ``n_tokens``."""
         self.now = self.of(claimant)
         self._by_claimant[claimant] = self.now + n_tokens
-        if len(self._by_claimant) > _MANY:  # those that are not ahead need no note
+        if len(self._by_claimant) > _MANY:  # the others are at `now` anyway
             self._by_claimant = {c: t for c, t in self._by_claimant.items() if t > self.now}
 
 
@@ -307,13 +312,13 @@ class _Account:
 
 
 class Allowances:
-    """Accounts of tokens, one for each tenant.
+    """A token account for each tenant, which refills evenly.
 
-    A request is taken as long as the account is not empty, and charged as it is served: it may overdraw the
-    account, and the next one waits the longer.
+    A request is accepted while the account is not empty, and charged as it is served: it may overdraw the
+    account, and the next request waits longer for that.
 
     Args:
-        tokens_per_minute: what an account gains in a minute, and what it holds at most; None for no limit.
+        tokens_per_minute: how fast an account refills, and the most that it holds; None for no limit.
         clock: seconds, monotonic.
     """
 
@@ -323,12 +328,12 @@ class Allowances:
         self._accounts: dict[str | None, _Account] = {}
 
     def charge(self, tenant: str | None, n_tokens: int) -> None:
-        """``tenant`` was served ``n_tokens``."""
+        """Charge ``tenant`` for ``n_tokens``."""
         if self._per_minute is not None:
             self._account(tenant, self._per_minute).n_tokens -= n_tokens
 
     def wait_s(self, tenant: str | None) -> float:
-        """How long until the next request of ``tenant`` is taken, in seconds; 0 for at once."""
+        """Seconds until the next request of ``tenant`` is accepted; 0 if it is now."""
         if self._per_minute is None:
             return 0.0
         account = self._account(tenant, self._per_minute)

@@ -1,4 +1,4 @@
-"""From options to a loop that is ready: loads the model and sizes the memory around it."""
+"""Assembles a loop from options: loads the model, sizes the memory, and builds the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.engine.loop import EngineLoop
 from server.settings import Settings
 
 LEAST_BUDGET_BYTES = 64 * 2**20
-"""What conversations may hold however little memory there is."""
+"""The smallest memory budget for conversations, however little memory there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class EngineOptions:
     """What the engine loads and how much it may hold.
 
     Attributes:
-        model_path: folder of the checkpoint.
-        settings: the operator's decisions.
-        loop: other decisions on the loop's work than those of ``settings``, for tests and measurements.
-        hashes_file: remembers the hash of the weights between starts, or None.
-        on_progress: told how much of the weights is read.
+        model_path: directory of the checkpoint.
+        settings: the operator's options.
+        loop: replaces the loop's part of ``settings``, for tests and benchmarks.
+        hashes_file: caches the hash of the weights between starts; None for no cache.
+        on_progress: called with how much of the weights is read.
     """
 
     model_path: Path
@@ -52,48 +52,24 @@ class EngineOptions:
 
 
 def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLoop, ModelInfo]:
-    """Load the model and put a loop around it. Runs on the thread that will run the loop.
+    """Load the model and build a loop around it, on the thread that will run the loop.
 
     Raises:
-        ModelError: the checkpoint cannot be loaded, or the cache folder not be used.
+        ModelError: the checkpoint cannot be loaded, or the cache folder cannot be used.
     """
     settings = options.settings
-    # What can be refused is refused before anything is loaded.
+    # Whatever can be refused is refused before the model is loaded.
     folder_claim = None if settings.cache_dir is None else _claim(settings.cache_dir)
     context_length = _context_length(read_config(options.model_path), settings.context_length)
     device = detect()
-    forward = load(
-        options.model_path,
-        adapter_path=settings.adapter_path,
-        dtype=settings.dtype,
-        kv_bits=settings.kv_bits,
-        hashes_file=options.hashes_file,
-        device=device if settings.kernels else without_kernels(device),
-        on_progress=options.on_progress,
-    )
-    forward.warm_up()
-    budget_bytes = settings.memory_budget or default_budget(device, forward.n_weight_bytes)
-    room = device.n_memory_bytes - forward.n_weight_bytes - budget_bytes
-    forward.fit_parts(room)
-    device.settle_memory(
-        pool_bytes=room // 2, wired_bytes=forward.n_weight_bytes if settings.wire_weights else 0
-    )
+    forward = _load(options, device)
+    budget_bytes = _divide_memory(settings, device, forward)
     known = metadata(forward, tokenizer, context_length)
-    store = Store(
-        known,
-        budget_bytes=budget_bytes,
-        ring_limits=RingLimits(max_bytes=settings.ring_bytes),
-        share_prefixes=settings.share_prefixes,
-        share_histories=settings.share_histories,
-        clock=time.monotonic,
-        new_state=forward.new_state,
-        disk=None if folder_claim is None else disk_tier(options, known, forward, folder_claim),
-        codec=StateCodec(forward.new_state),
-    )
+    disk = None if folder_claim is None else disk_tier(options, known, forward, folder_claim)
     loop = EngineLoop(
         forward,
         tokenizer,
-        store,
+        _store(settings, known, budget_bytes, forward, disk),
         stop_ids=frozenset(forward.config.eos_token_ids) | frozenset(tokenizer.eos_ids),
         options=options.loop or LoopOptions.of(settings),
         grammars=_in_background(partial(GrammarTable, tokenizer, forward.config.vocab_size)),
@@ -108,6 +84,53 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     return loop, info
 
 
+def _load(options: EngineOptions, device: Device) -> Forward:
+    settings = options.settings
+    forward = load(
+        options.model_path,
+        adapter_path=settings.adapter_path,
+        dtype=settings.dtype,
+        kv_bits=settings.kv_bits,
+        hashes_file=options.hashes_file,
+        device=device if settings.kernels else without_kernels(device),
+        on_progress=options.on_progress,
+    )
+    forward.warm_up()
+    return forward
+
+
+def _divide_memory(settings: Settings, device: Device, forward: Forward) -> int:
+    """Share the memory that the weights leave between conversations and arithmetic; returns the bytes for
+    conversations."""
+    budget_bytes = settings.memory_budget or default_budget(device, forward.n_weight_bytes)
+    room = device.n_memory_bytes - forward.n_weight_bytes - budget_bytes
+    forward.fit_parts(room)
+    device.settle_memory(
+        pool_bytes=room // 2, wired_bytes=forward.n_weight_bytes if settings.wire_weights else 0
+    )
+    return budget_bytes
+
+
+def _store(
+    settings: Settings,
+    metadata: CrossTurnPrefixMetadata,
+    budget_bytes: int,
+    forward: Forward,
+    disk: DiskTier | None,
+) -> Store:
+    return Store(
+        metadata,
+        budget_bytes=budget_bytes,
+        ring_limits=RingLimits(max_bytes=settings.ring_bytes),
+        share_prefixes=settings.share_prefixes,
+        share_histories=settings.share_histories,
+        clock=time.monotonic,
+        new_state=forward.new_state,
+        disk=disk,
+        codec=StateCodec(forward.new_state),
+    )
+
+
 def _context_length(config: ModelConfig, asked: int | None) -> int:
     if asked is not None and asked > config.max_context:
         raise ModelError(
@@ -118,14 +141,14 @@ def _context_length(config: ModelConfig, asked: int | None) -> int:
 
 
 def default_budget(device: Device, n_weight_bytes: int) -> int:
-    """Bytes for retained conversations: the device's share of what the machine can give, less the weights."""
+    """Bytes for retained conversations: a share, set by the device, of the memory that the weights leave."""
     return max(int((device.n_memory_bytes - n_weight_bytes) * device.budget_share), LEAST_BUDGET_BYTES)
 
 
 def disk_tier(
     options: EngineOptions, metadata: CrossTurnPrefixMetadata, forward: Forward, folder_claim: Claim
 ) -> DiskTier:
-    """What keeps conversations across restarts in the folder that ``folder_claim`` is for."""
+    """The tier that keeps conversations across restarts, in the claimed cache folder."""
     assert options.settings.cache_dir is not None
     return DiskTier(
         folder_claim,
@@ -144,8 +167,8 @@ def _claim(folder: Path) -> Claim:
 
 
 def _in_background(make: Callable[[], GrammarTable]) -> Callable[[], GrammarTable]:
-    """Begin to make what takes a second or two for a large vocabulary, so that the first request with
-    a grammar does not hold up the replies beside it; the result waits for it."""
+    """Start ``make`` on a thread, and return a function that waits for its result. It takes a second or two
+    for a large vocabulary, and the first request with a grammar should not hold up the replies beside it."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
     future = executor.submit(make)
     executor.shutdown(wait=False)
@@ -153,7 +176,7 @@ def _in_background(make: Callable[[], GrammarTable]) -> Callable[[], GrammarTabl
 
 
 def metadata(forward: Forward, tokenizer: TextTokenizer, context_length: int) -> CrossTurnPrefixMetadata:
-    """All that must agree before a remembered state may be used."""
+    """Everything that must match before a retained state may be used."""
     config, fingerprint = forward.config, forward.fingerprint
     return CrossTurnPrefixMetadata(
         model_fingerprint=fingerprint.model,

@@ -1,9 +1,9 @@
-"""Chooses what of the memory a prompt continues from, and puts the choice in words for the client.
+"""Chooses which retained state a prompt continues from, and explains the choice to the client.
 
-A message that a client sends back as text may be tokenised otherwise than it was written. The model wrote
-``hel|lo``, the tokenizer reads the same text as ``hello``: the ids part, although no letter does. Where the
-operator wants it, such a message keeps the ids that were fed. The reply then is the one that a fresh process
-gives on those same ids, and the plan says so.
+A message that a client sends back as text may be tokenized differently from how it was generated. The model
+wrote ``hel|lo``, the tokenizer splits the same text as ``hello``: the ids differ although no letter does. If
+the operator allows it, such a message keeps the ids that were fed. The reply then is the one that a fresh
+process gives to those same ids, and the plan says so.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from server.engine.ticket import Prompted
 from server.events import Divergence, PlanReport, WarmRequest
 
 _CONTEXT_TOKENS = 32
-"""Tokens before the point where the prompt left its conversation, by which the place is found again."""
+"""Tokens before the divergence that are quoted along, so that lookup finds the place."""
 
 _BEFORE, _BEHIND = 6, 14
-"""Tokens shown before and from the first different one."""
+"""Tokens shown before the first different one, and from it on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done for one prompt.
+    """The plan for one prompt.
 
     Attributes:
-        prompt: with the ids that were fed where a message reads the same, if those are to be kept.
-        choice: what the store will do; valid until it is next changed.
+        prompt: the prompt, in which messages with the same text keep the ids that were fed, if allowed.
+        choice: what the store will do; valid until the store next changes.
         report: the same for the client.
-        quotes: what the reply may quote besides its prompt, as long as the choice is not taken.
+        quotes: uint32 arrays; texts other than the prompt that the reply may quote.
     """
 
     prompt: RenderedPrompt
@@ -51,7 +51,7 @@ class Planner:
     """Plans prompts over the store.
 
     Args:
-        keeps_fed_ids: whether a message that reads the same keeps the ids that were fed for it.
+        keeps_fed_ids: whether a message with the same text keeps the ids that were fed for it.
         end_ids: token ids that end a message.
     """
 
@@ -64,7 +64,7 @@ class Planner:
         self._keeps_fed_ids = keeps_fed_ids
 
     def plan(self, request: Prompted) -> Plan:
-        """Bring back from disk what helps, and choose. Nothing is taken yet."""
+        """Recall from disk what helps, and choose. Nothing is taken from the store yet."""
         self._store.recall(request.slot, request.prompt.ids)
         prompt, n_adopted = request.prompt, 0
         choice = self._choose(request, prompt)
@@ -81,7 +81,7 @@ class Planner:
         return Plan(prompt, choice, report, _left_behind(choice))
 
     def n_suffix(self, request: Prompted) -> int:
-        """How many tokens of the prompt must be fed, as far as memory alone can tell."""
+        """How many tokens of the prompt must be fed, without a look at the disk."""
         return self._choose(request, request.prompt).plan.suffix_len
 
     def _choose(self, request: Prompted, prompt: RenderedPrompt) -> Choice:
@@ -90,8 +90,9 @@ class Planner:
 
 
 def _left_behind(choice: Choice) -> tuple[TokenIds, ...]:
-    """What the prompt leaves of its own session's conversation: the reply that is made anew, the thought that
-    was stripped. Of other sessions nothing, for drafts that come true can be told by the time."""
+    """What the prompt abandons of its own session's conversation: a reply that is generated anew, a thought
+    that was stripped. Nothing of other sessions, because the time that accepted drafts save would reveal
+    it."""
     if choice.source is None or choice.source.slot != choice.slot:
         return ()
     start = max(choice.plan.shared_token_prefix_len - _CONTEXT_TOKENS, 0)
@@ -99,10 +100,10 @@ def _left_behind(choice: Choice) -> tuple[TokenIds, ...]:
 
 
 def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
-    """What the cache may know of a prompt beyond its ids.
+    """What the cache may know about a prompt beyond its ids.
 
-    The last user query is the last user message before the first shared point: that point lies in
-    the header of the first reply to it, whatever tool rounds follow.
+    The last user query is the last user message before the first shared point, which lies in the header of
+    the first reply to that query, however many tool calls follow.
     """
     before = bisect_left(
         prompt.message_starts, prompt.shared_points[0] if prompt.shared_points else len(prompt.ids)
@@ -131,11 +132,11 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
 def plan_report(
     choice: Choice, prompt: RenderedPrompt, decode: Callable[[Sequence[int]], str], n_adopted: int = 0
 ) -> PlanReport:
-    """The ``crossturn`` object of a response. Call it before the choice is taken.
+    """``choice`` as the client sees it; to be called before the choice is taken.
 
     Args:
         decode: ids to text.
-        n_adopted: messages that keep the ids that were fed, see :func:`adopt_fed_ids`.
+        n_adopted: how many messages keep the ids that were fed, see :func:`adopt_fed_ids`.
     """
     plan = choice.plan
 
@@ -163,7 +164,7 @@ def plan_report(
 
 
 def _n_read_ahead(choice: Choice) -> int:
-    """Of the tokens that are reused, those that were read ahead, between two turns of the session."""
+    """How many of the reused tokens were read ahead, between two turns of the session."""
     source = choice.source
     if source is None or source.ahead_from is None or source.slot != choice.slot:
         return 0
@@ -175,7 +176,7 @@ def _divergence(
 ) -> Divergence | None:
     at, source = choice.diverged_at, choice.source
     if at is None or source is None or source.slot != choice.slot:
-        return None  # what another session said is told to nobody
+        return None  # what another session said stays private
     index = bisect_right(prompt.message_starts, at) - 1
 
     def around(ids: TokenIds) -> str:
@@ -191,10 +192,10 @@ def _divergence(
 
 
 def reason(choice: Choice, where: Callable[[int], str] = "token {}".format) -> str:
-    """One sentence: what was reused and why no more.
+    """One sentence that says what was reused, and why no more.
 
     Args:
-        where: names a position for a reader, e.g. ``message 4 (user)``.
+        where: describes a position, e.g. ``message 4 (user)``.
     """
     plan = choice.plan
     if plan.mismatch is not None:
@@ -237,13 +238,13 @@ def adopt_fed_ids(
     end_ids: frozenset[int],
     max_tokens: int,
 ) -> tuple[RenderedPrompt, int]:
-    """``prompt`` with the ids of ``fed`` for messages that read the same.
+    """``prompt`` with the ids of ``fed`` in messages that have the same text.
 
     Args:
-        prompt: as it was rendered.
-        fed: uint32 [m], the ids of a remembered conversation.
-        end_ids: control tokens that close a message.
-        max_tokens: the prompt may not grow beyond this.
+        prompt: as rendered.
+        fed: uint32 [m], the ids of a retained conversation.
+        end_ids: control tokens that end a message.
+        max_tokens: the longest that the prompt may become.
 
     Returns:
         the prompt, and how many messages keep the ids that were fed.
@@ -262,13 +263,13 @@ def adopt_fed_ids(
 
 
 def _message_end(ids: TokenIds, parted: int, end_ids: frozenset[int]) -> int | None:
-    """The position after the token that closes the message in which ``parted`` lies."""
+    """The position after the token that ends the message around position ``parted``; None if nothing does."""
     closers = np.flatnonzero(np.isin(ids[parted:], list(end_ids)))
     return None if len(closers) == 0 else parted + int(closers[0]) + 1
 
 
 def _reading(ids: TokenIds, tokenizer: TextTokenizer) -> list[int | bytes]:
-    """Text runs as bytes, control tokens as ids: a control token never equals the text of its name."""
+    """Runs of text as bytes, control tokens as ids: a control token never equals the text of its name."""
     controls = {token.id for token in tokenizer.controls.values()}
     reading: list[int | bytes] = []
     for token in ids.tolist():
@@ -282,7 +283,7 @@ def _reading(ids: TokenIds, tokenizer: TextTokenizer) -> list[int | bytes]:
 
 
 def _spliced(prompt: RenderedPrompt, ids: TokenIds, start: int, end: int) -> RenderedPrompt:
-    """``prompt`` with ``ids`` in the place of its tokens from ``start`` to ``end``."""
+    """``prompt`` with ``ids`` in place of its tokens in [start, end)."""
     shift = len(ids) - (end - start)
 
     def moved(position: int) -> int:
