@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from platformdirs import user_cache_path
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cache.planner import SlotKey
 from cache.store import Store
 from cache.travel import Traveller, unpack
 from model.backend import detect
 from model.checkpoint.hub import resolve
+from model.checkpoint.load import Progress as OnProgress
 from model.errors import ModelError
 from model.text.chat import ChatFormat
 from model.text.grammar.compiler import GrammarCompiler
@@ -26,14 +32,15 @@ from server.engine.thread import Engine
 from server.http.gateway import Gateway
 from server.http.intake import Keys
 from server.lifetime import serve_http
-from server.listen import is_loopback, url_of
-from server.loading import loading, settle_bars
+from server.process import SignalWatch, is_loopback, url_of
 from server.settings import Settings
-from server.signals import SignalWatch
 from server.telemetry.tracing import Tracing
 from server.turn.served import Served, read_defaults
 
 log = logging.getLogger("crossturn.launch")
+
+_LARGE = 1 << 30
+"""Fewer bytes are read before a bar could be seen, and not worth a line."""
 
 
 def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> None:
@@ -75,6 +82,34 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
             tracing.close()
         grammars.close()
         engine.stop(drain_s=0)
+
+
+def settle_bars() -> None:
+    """Bars of downloads are for terminals: in a log, each of their steps would be a line."""
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+
+
+@contextmanager
+def loading(name: str) -> Iterator[OnProgress]:
+    """Tell how far the weights of ``name`` are read; the value is to be called with it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(f"loading {name}", total=None, visible=False)
+    has_told = False
+
+    def tell(n_done: int, n_total: int) -> None:
+        nonlocal has_told
+        if n_total < _LARGE:
+            return
+        if not has_told:
+            has_told = True
+            log.info("loading %s: %.2f GiB of weights", name, n_total / 2**30)
+        bar.update(task, completed=n_done, total=n_total, visible=True)
+
+    with bar:
+        yield tell
 
 
 def warn_of_strangers(settings: Settings, keys: Keys) -> None:

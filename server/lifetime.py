@@ -16,7 +16,7 @@ from server.http.app import create_app
 from server.http.connection import MAX_HEAD_BYTES, connection_within
 from server.http.gateway import Gateway
 from server.http.intake import Keys
-from server.signals import SignalWatch
+from server.process import SignalWatch
 
 _LAST_WORDS_S = 0.5
 _KEEP_ALIVE_S = 75

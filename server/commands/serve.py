@@ -7,9 +7,8 @@ from argparse import ArgumentParser, Namespace
 from model.backend import prepare
 from server.commands.command import Command
 from server.commands.options import add_settings, settings_of
-from server.listen import listen
+from server.process import SignalWatch, listen
 from server.settings import Settings
-from server.signals import SignalWatch
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -27,7 +27,7 @@ from server.http.app import create_app
 from server.http.connection import connection_within
 from server.http.gateway import Gateway
 from server.http.intake import Keys
-from server.listen import listen, url_of
+from server.process import listen, url_of
 from server.settings import Settings
 from server.turn.served import Served
 from tests.fakes.checked_app import CheckedApp

@@ -9,11 +9,11 @@ import pytest
 from huggingface_hub import constants
 
 import model.backend
-import server.loading as server_loading
+import server.launch as server_launch
 from model.backend import detect
 from model.devices.cpu.device import CpuDevice
 from server.cli import main
-from server.loading import loading
+from server.launch import loading
 from tests.fakes import tiny
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -82,9 +82,9 @@ def test_a_start_says_once_what_it_loads(
 
 def test_bars_of_downloads_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(server_loading, "disable_progress_bars", lambda: calls.append("off"))
-    server_loading.settle_bars()
-    monkeypatch.setattr(server_loading.sys.stderr, "isatty", lambda: True)
-    server_loading.settle_bars()
+    monkeypatch.setattr(server_launch, "disable_progress_bars", lambda: calls.append("off"))
+    server_launch.settle_bars()
+    monkeypatch.setattr(server_launch.sys.stderr, "isatty", lambda: True)
+    server_launch.settle_bars()
     assert calls == ["off"]
     assert detect().n_memory_bytes > 0

@@ -11,7 +11,7 @@ import pytest
 
 WATCH = """
 import os, threading
-from server.signals import SignalWatch
+from server.process import SignalWatch
 
 watch, received = SignalWatch(), []
 came = threading.Event()
@@ -27,7 +27,7 @@ print(*received)
 """
 END = """
 import os
-from server.signals import SignalWatch
+from server.process import SignalWatch
 
 with SignalWatch().running():
     {act}
