@@ -15,7 +15,7 @@
         └── UnavailableError      503, with Retry-After
             └── RateLimitError    429
 
-An ``InputError`` of the rooms below is a 400. ``server/http/failures.py`` answers with them.
+An ``InputError`` of the rooms below is a 400. ``server/http/app.py`` answers with them.
 """
 
 from __future__ import annotations

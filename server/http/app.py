@@ -1,17 +1,24 @@
-"""Puts the routes, the errors and the headers for browsers together."""
+"""The app: the routes of all dialects, the headers for browsers, and every error as a response in the shape
+of the dialect that its client speaks."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
 
+from model.errors import InputError, shortened
 from server.anthropic.dialect import ANTHROPIC
+from server.errors import HttpError, NotFoundError, error_body, error_headers, error_status
 from server.http.connection import Gate
-from server.http.dialect import document
-from server.http.failures import Failures
+from server.http.dialect import Dialect, document
 from server.http.gateway import Gateway
 from server.http.intake import Keys
 from server.native import health
@@ -20,6 +27,9 @@ from server.openai.dialect import OPENAI
 from server.page.page import read_page
 from server.page.page import router as page_files
 from server.responses.dialect import RESPONSES
+from server.telemetry.log import safe
+
+log = logging.getLogger("crossturn.errors")
 
 DIALECTS = (ANTHROPIC, OPENAI, RESPONSES, NATIVE)
 """All rooms of endpoints that are served. The last that has a path takes whatever the others leave there."""
@@ -45,7 +55,7 @@ def create_app(gateway: Gateway, keys: Keys | None = None) -> FastAPI:
     paths = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
     failures = Failures(DIALECTS, paths)
     failures.install(app)
-    app.add_middleware(Gate, settings=gateway.settings, keys=keys, failures=failures)
+    app.add_middleware(Gate, settings=gateway.settings, keys=keys, answer=failures.response)
     # Preflights carry no key: the middleware answers them before any route asks for one.
     app.add_middleware(
         CORSMiddleware,
@@ -61,3 +71,84 @@ def create_app(gateway: Gateway, keys: Keys | None = None) -> FastAPI:
         app.include_router(router)
     document(app, [body for dialect in DIALECTS for body in dialect.bodies])
     return app
+
+
+class Failures:
+    """Answers errors.
+
+    Args:
+        dialects: the first of them that the client speaks gives the shape; OpenAI's is everybody else's.
+        paths: where there is something.
+    """
+
+    def __init__(self, dialects: Sequence[Dialect], paths: Iterable[str] = ()) -> None:
+        self._dialects = dialects
+        self._paths = sorted(path for path in paths if "{" not in path)
+
+    def install(self, app: FastAPI) -> None:
+        """Make ``app`` answer every error this way, those of the framework included."""
+        app.add_exception_handler(InputError, self._answer)
+        app.add_exception_handler(HttpError, self._answer)
+        app.add_exception_handler(HTTPException, self._answer_http)
+        app.add_exception_handler(RequestValidationError, self._answer_validation)
+
+    def response(self, request: Request, error: Exception) -> JSONResponse:
+        """``error`` as a whole response."""
+        tell = next(
+            (dialect.error_body for dialect in self._dialects if dialect.speaks and dialect.speaks(request)),
+            error_body,
+        )
+        return JSONResponse(tell(error), status_code=error_status(error), headers=error_headers(error))
+
+    async def _answer(self, request: Request, error: Exception) -> JSONResponse:
+        response = self.response(request, error)
+        if response.status_code < 500:
+            message = error_body(error)["error"]["message"]
+            log.info(
+                "refused %s %s status=%d: %s",
+                request.method,
+                safe(request.url.path, 200),
+                response.status_code,
+                safe(message, 300),
+            )
+        return response
+
+    async def _answer_validation(self, request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)  # of a path or its query
+        detail = error.errors()[0]
+        param = str(detail["loc"][-1])
+        message = f"Invalid value for '{param}': {detail['msg'][:1].lower()}{detail['msg'][1:]}."
+        return await self._answer(request, InputError(message, param=param, code="invalid_value"))
+
+    async def _answer_http(self, request: Request, error: Exception) -> JSONResponse:
+        if error_status(error) == 404:  # of the framework: no route is there
+            error = NotFoundError(self._where_else(request))
+        response = await self._answer(request, error)
+        if response.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods_at(request))
+        return response
+
+    def _where_else(self, request: Request) -> str:
+        """That nothing is at the path of ``request``, and where what it means may be."""
+        path = request.url.path.rstrip("/")
+        told = f"There is no {request.method} {shortened(request.url.path, 200)} on this server."
+        if path.startswith("/api/"):
+            return f"{told} It does not speak Ollama's protocol but OpenAI's: the base URL ends in /v1."
+        meant = [other for other in self._paths if path and path != other and _is_tail(path, other)]
+        hint = f"Do you mean {meant[-1]}?" if meant else "The API is below /v1; /docs lists it."
+        return f"{told} {hint}"
+
+
+def _is_tail(path: str, other: str) -> bool:
+    """Whether one of the two paths is the other behind a prefix: a ``/v1`` too few or too many."""
+    return other.endswith(path) or (path.endswith(other) and other.startswith("/v1/"))
+
+
+def _methods_at(request: Request) -> list[str]:
+    """What may be done at the path of ``request``; the framework names the methods of one route only."""
+    routes: list[BaseRoute] = request.app.routes
+    return [
+        method
+        for method, asked in (("GET", "GET"), ("HEAD", "GET"), ("POST", "POST"), ("DELETE", "DELETE"))
+        if any(route.matches({**request.scope, "method": asked})[0] is Match.FULL for route in routes)
+    ]

@@ -7,18 +7,18 @@ import ipaddress
 import json
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from model.errors import CrossturnError, InputError
 from server.errors import ForbiddenError, HeadTooLargeError, error_body
-from server.http.failures import Failures
 from server.http.intake import Keys
 from server.settings import Settings
 from server.telemetry.log import current_request
@@ -134,12 +134,14 @@ class Gate:
 
     Args:
         app: what is behind the gate.
-        failures: tell errors.
+        answer: tells an error, as the dialect of the request does.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, failures: Failures) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, keys: Keys, answer: Callable[[Request, Exception], Response]
+    ) -> None:
         self._app = app
-        self._failures = failures
+        self._answer = answer
         self._name = settings.server_name
         # Who carries a key was not sent by a page that has bound its own name to this machine's address.
         self._checks_host = not keys.are_asked_for
@@ -158,7 +160,7 @@ class Gate:
             self._check(Headers(scope=scope))
             await self._app(inner, receive, response.send)
         except CrossturnError as error:
-            await self._failures.response(Request(inner), error)(inner, receive, response.send)
+            await self._answer(Request(inner), error)(inner, receive, response.send)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except ClientDisconnect:
@@ -167,7 +169,7 @@ class Gate:
             if response.has_begun:
                 raise
             log.critical("fault in %s", scope["method"], exc_info=fault)
-            await self._failures.response(Request(inner), RuntimeError())(inner, receive, response.send)
+            await self._answer(Request(inner), RuntimeError())(inner, receive, response.send)
 
     def _check(self, headers: Headers) -> None:
         if "content-length" in headers and "transfer-encoding" in headers:
