@@ -1,7 +1,7 @@
-"""What the HTTP side may ask of the engine, and nothing more.
+"""The engine as the HTTP side sees it.
 
-The engine thread implements :class:`EngineClient`; tests put a scripted one in its place. Every method may
-be called from the event loop: none of them blocks.
+The engine thread implements :class:`EngineClient`; tests put a scripted one in its place. Every method may be
+called from the event loop, because none of them blocks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is served, as the ready line and ``/v1/models`` tell it.
+    """The model that is served.
 
     Attributes:
-        name: the model's own name, the last part of its path or Hub id.
-        context_length: tokens a prompt and its reply may have together.
-        device: human-readable name of what computes.
-        budget_bytes: memory that retained conversations may hold, weights not included.
-        vocab_size: token ids are below this.
+        name: the last part of its path or Hub id.
+        context_length: the most tokens of a prompt and its reply together.
+        device: its name for people.
+        budget_bytes: the most memory that retained conversations may hold, besides the weights.
+        vocab_size: token ids are smaller than this.
     """
 
     name: str
@@ -42,17 +42,15 @@ class EngineStats:
     """The engine's pulse and load, readable at any moment.
 
     Attributes:
-        n_steps: forward passes since the start (prefill chunks and decode steps); it stands still only when
-            the engine is idle or stuck.
+        n_steps: steps of the loop since the start; stands still only while the engine is idle or stuck.
         n_running: requests that are being prefilled or decoded.
-        n_waiting: requests in the admission queue.
+        n_waiting: requests that wait for admission.
         n_prompt_tokens, n_reused_tokens: of all prompts since the start.
-        n_prefilled_tokens, n_read_ahead_tokens: all tokens read, and those of them
-            that were read between turns.
+        n_prefilled_tokens, n_read_ahead_tokens: all tokens fed by prefills, and those of them that were read
+            ahead, between turns.
         n_generated_tokens: of all replies since the start.
-        n_drafted_tokens, n_accepted_tokens: of the replies that are over, tokens guessed ahead, and those of
-            them that came true.
-        is_alive: the engine's thread runs.
+        n_drafted_tokens, n_accepted_tokens: of all completed replies.
+        is_alive: whether the engine's thread runs.
     """
 
     n_steps: int
@@ -72,15 +70,15 @@ class EngineClient(Protocol):
     """The engine as the event loop sees it."""
 
     def submit(self, request: GenerationRequest, emit: Emit) -> None:
-        """Queue ``request``; everything that becomes of it arrives through ``emit``."""
+        """Queue ``request``; its events arrive through ``emit``."""
         ...
 
     def read_ahead(self, request: WarmRequest) -> None:
-        """Read, once nothing else is to be done, what the next prompt of a session begins with."""
+        """Queue the known beginning of a session's next prompt, to be prefilled while the engine is idle."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request within a token or two; an id that is unknown or done is ignored."""
+        """End a request within a token or two; an id that is unknown or done is ignored."""
         ...
 
     def call(self, fn: Callable[[Store], T]) -> Future[T]:
@@ -89,9 +87,9 @@ class EngineClient(Protocol):
 
     @property
     def n_steps(self) -> int:
-        """The pulse alone, that of :class:`EngineStats`."""
+        """``n_steps`` of :class:`EngineStats`, without the rest."""
         ...
 
     def stats(self) -> EngineStats:
-        """A snapshot of now."""
+        """The current figures."""
         ...

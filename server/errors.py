@@ -1,4 +1,5 @@
-"""The HTTP kinds of :class:`~model.errors.CrossturnError`, their statuses, and their body in OpenAI's shape.
+"""The errors with an HTTP status, under :class:`~model.errors.CrossturnError`, and their body in OpenAI's
+form.
 
 ::
 
@@ -15,7 +16,7 @@
         └── UnavailableError      503, with Retry-After
             └── RateLimitError    429
 
-An ``InputError`` of the rooms below is a 400. ``server/http/app.py`` answers with them.
+An ``InputError``, which any room may raise, is a 400. ``server/http/app.py`` turns errors into responses.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from model.errors import CrossturnError, InputError, shortened
 
 
 class ErrorFields(TypedDict):
-    """What OpenAI tells of an error."""
+    """OpenAI's fields of an error."""
 
     message: str
     type: str
@@ -36,7 +37,7 @@ class ErrorFields(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """The body of every response that is not a success, and of the error frame of a stream."""
+    """The body of every failed response, and of the error frame of a stream."""
 
     error: ErrorFields
 
@@ -54,7 +55,7 @@ class HttpError(CrossturnError):
     type = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        message = shortened(message)  # some hold what a client wrote
+        message = shortened(message)  # it may quote the client
         super().__init__(message)
         self.message = message
         self.param = param
@@ -66,7 +67,7 @@ class HttpError(CrossturnError):
 
 
 class AuthenticationError(HttpError):
-    """No key, or one this server does not know."""
+    """No API key, or an unknown one."""
 
     status = 401
     type = "invalid_request_error"
@@ -77,14 +78,14 @@ class AuthenticationError(HttpError):
 
 
 class ForbiddenError(HttpError):
-    """It may not be done here, or not by this key."""
+    """This server, or this key, does not allow the request."""
 
     status = 403
     type = "invalid_request_error"
 
 
 class LateBodyError(HttpError):
-    """The body did not arrive in time; the connection closes, as its rest may still come."""
+    """The body did not arrive in time; the connection closes, because the rest may still come."""
 
     status = 408
     type = "invalid_request_error"
@@ -95,14 +96,14 @@ class LateBodyError(HttpError):
 
 
 class NotFoundError(HttpError):
-    """The model or slot that was named is not here."""
+    """The named model, slot or other object does not exist."""
 
     status = 404
     type = "invalid_request_error"
 
 
 class BodyTooLargeError(HttpError):
-    """The body is longer than the server reads; the connection closes, as its rest stays unread."""
+    """The body is longer than the server accepts; the connection closes, because the rest is not read."""
 
     status = 413
     type = "invalid_request_error"
@@ -120,18 +121,18 @@ class MediaTypeError(HttpError):
 
 
 class HeadTooLargeError(HttpError):
-    """The request's headers are longer than the server reads."""
+    """The request's headers are longer than the server accepts."""
 
     status = 431
     type = "invalid_request_error"
 
 
 class EngineFaultError(HttpError):
-    """The engine failed at this request through no fault of the client's."""
+    """The engine failed through no fault of the client."""
 
 
 class UnavailableError(HttpError):
-    """The server cannot take this request now; it may later."""
+    """The server cannot accept this request now, but may later."""
 
     status = 503
 
@@ -145,7 +146,7 @@ class UnavailableError(HttpError):
 
 
 class RateLimitError(UnavailableError):
-    """The client has had its share for now."""
+    """The client has used up its share for now."""
 
     status = 429
     type = "rate_limit_error"
@@ -155,7 +156,7 @@ class RateLimitError(UnavailableError):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """``error`` as a client reads it. What is not of our tree is reported without its text."""
+    """``error`` as the client sees it. The text of an exception outside our tree is not shown."""
     match error:
         case InputError():
             fields = ErrorFields(

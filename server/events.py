@@ -1,7 +1,7 @@
-"""What passes between the event loop and the engine thread: one request type, one family of events.
+"""What passes between the event loop and the engine thread: requests one way, events the other.
 
-Every dialect (chat completions today, others later) is decoded into :class:`GenerationRequest` and
-encoded from :data:`Event`. Only ints, strings, numpy ids and frozen dataclasses cross the border.
+Every dialect is decoded into :class:`GenerationRequest` and encoded from :data:`Event`. Only ints, strings,
+numpy ids and frozen dataclasses cross between the threads.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How the reply's tokens are read and constrained.
+    """How the reply's tokens are parsed and constrained.
 
     Attributes:
-        stops: stop strings, none of them empty; matched in the content only after the thought.
+        stops: stop strings, none of them empty; matched only in the content, after the thought.
         tools: the request's tool definitions; None switches the tool-call parser off.
-        grammar: a grammar in llguidance's JSON form that the reply after the thought must match.
-        max_thought_tokens: close an open thought after so many tokens; None for no limit.
-        min_tokens: before so many tokens the reply does not end by itself.
-        ignore_eos: the reply never ends by itself.
-        may_think: False reads thought tags as text (plain completions).
+        grammar: a grammar in llguidance's JSON form that the reply must match after its thought.
+        max_thought_tokens: tokens after which an open thought is closed; None for no limit.
+        min_tokens: the fewest tokens before the reply may end by itself.
+        ignore_eos: whether the reply never ends by itself.
+        may_think: False treats thought tags as text, as plain completions do.
     """
 
     stops: tuple[str, ...] = ()
@@ -43,17 +43,17 @@ class ReplyFormat:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt and the ``n_replies`` replies wanted of it.
+    """One prompt, and how to generate the ``n_replies`` replies to it.
 
     Attributes:
         id: unique; the handle for :meth:`EngineClient.cancel`.
-        slot: the session's private memory, of its tenant.
+        slot: the session's private memory.
         prompt: ids and boundaries, see :class:`model.text.chat.RenderedPrompt`.
-        max_tokens: reply tokens at most, already clamped to what the context leaves.
-        prediction: uint32 [n], text that the reply may turn out to be, in whole or in parts; it may be
-            written faster for that, and is the same.
-        tells_prefill: whether :class:`Prefilling` is told while the prompt is read.
-        top_logprobs: None for no logprobs, else how many alternatives to report per token (0 to 20).
+        max_tokens: the longest that a reply may become, already clamped to what the context leaves.
+        prediction: uint32 [n], text that the reply is likely to contain; this can make decoding faster and
+            never changes the reply.
+        tells_prefill: whether to emit :class:`Prefilling` while the prompt is prefilled.
+        top_logprobs: how many alternatives to report per token (0 to 20); None for no log probabilities.
     """
 
     id: str
@@ -70,9 +70,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class WarmRequest:
-    """Read ahead, when nothing else waits, what the next prompt of a session is known to begin with.
+    """The known beginning of a session's next prompt, to be prefilled while the engine is idle.
 
-    No events come of it. Whatever it has read when a real request arrives is kept.
+    It emits no events. What is fed when a client's request arrives is kept.
     """
 
     id: str
@@ -82,12 +82,12 @@ class WarmRequest:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a prompt parted from what its own session retains. For the session's owner alone.
+    """Where a prompt diverged from what its session retains; for the session's owner only.
 
     Attributes:
-        message: index of the message, -1 before the first.
-        is_last: whether that is the last message that is not the reply's header.
-        kept, sent: the text around the first different token, as it was fed and as it came now.
+        message: index of the message; -1 before the first.
+        is_last: whether it is the last message before the reply's header.
+        kept, sent: the text around the first different token, as retained and as sent.
     """
 
     message: int
@@ -99,12 +99,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What was reused for a prompt, and why no more; the ``crossturn`` object of a response, which leaves
-    ``divergence`` out.
+    """What was reused for a prompt, and why no more. Without ``divergence`` it is the ``crossturn`` object of
+    a response.
 
     Attributes:
-        read_ahead_tokens: of the reused ones, those that were read between two turns of the session.
-        parent: ``slot/entry`` of the conversation that this one branches off, if it does.
+        read_ahead_tokens: those of the reused tokens that were read ahead, between two turns of the session.
+        parent: ``slot/entry`` of the conversation from which this one branches, if it does.
     """
 
     slot: str
@@ -122,7 +122,7 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log probability of one sampled token and of its likeliest alternatives (natural log)."""
+    """The log probabilities (natural) of one sampled token and of its likeliest alternatives."""
 
     token_id: int
     logprob: float
@@ -131,20 +131,20 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The prompt was planned; prefill begins. First event of a request that is admitted."""
+    """The first event of an admitted request: its prompt is planned, and prefill begins."""
 
     report: PlanReport
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """How far the prompt is read; told after every part of it to requests that ask for it.
+    """The progress of a prefill, after each of its chunks, for requests that ask for it.
 
     Attributes:
         n_prompt: tokens of the prompt.
-        n_reused: those that need not be read.
-        n_done: those that the state stands for by now, the reused ones included.
-        elapsed_s: since reading began.
+        n_reused: those of them that are reused.
+        n_done: those that the state represents by now, the reused ones included.
+        elapsed_s: seconds since the prefill began.
     """
 
     n_prompt: int
@@ -155,8 +155,8 @@ class Prefilling:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reply ``index`` grew to ``n_tokens``. There are no ``deltas`` as long as its text may still mean
-    something else. ``logprobs`` belong to the content tokens of these deltas."""
+    """Reply ``index`` has ``n_tokens`` by now. ``deltas`` are empty while its new text is still ambiguous;
+    ``logprobs`` are those of the content tokens in ``deltas``."""
 
     index: int
     deltas: tuple[Delta, ...]
@@ -167,8 +167,8 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Reply ``index`` is complete; ``n_tokens`` counts its ``token_ids``, the stop token included.
-    ``stop`` is the stop string that ended it, if one did. Of ``n_drafted`` tokens that were guessed
-    ahead ``n_accepted`` came true and are part of it."""
+    ``stop`` is the stop string that ended it, if one did. ``n_accepted`` of ``n_drafted`` drafted tokens were
+    accepted and are part of it."""
 
     index: int
     reason: FinishReason
@@ -182,13 +182,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended early; nothing follows.
+    """The request ended early; no event follows.
 
     Attributes:
-        kind: ``overloaded``: the server is full; ``rate_limited``: the tenant has had its share; ``invalid``:
-            the request cannot be done.
-        retry_after_s: set when trying again helps.
-        param: the request field at fault, where one is.
+        kind: ``overloaded``: the server is full; ``rate_limited``: the tenant has used up its share;
+            ``invalid``: the request is at fault.
+        retry_after_s: when to try again; None if that does not help.
+        param: the request field at fault, if one is.
     """
 
     message: str
@@ -200,4 +200,4 @@ class Failed:
 Event = Planned | Prefilling | Progress | Finished | Failed
 
 Emit = Callable[[Event], None]
-"""Takes the events of one request, in order, on the engine thread; must not block or raise."""
+"""Takes the events of one request, in order; called on the engine thread, so it must not block or raise."""

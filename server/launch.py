@@ -40,11 +40,11 @@ from server.turn.served import Served, read_defaults
 log = logging.getLogger("crossturn.launch")
 
 _LARGE = 1 << 30
-"""Fewer bytes are read before a bar could be seen, and not worth a line."""
+"""Smaller weights load before a bar could be seen, and are not worth a line."""
 
 
 def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> None:
-    """Load the model and serve it on ``listener`` until a signal that ``watch`` takes ends it.
+    """Load the model and serve it on ``listener`` until a signal arrives at ``watch``.
 
     Raises:
         ModelError: the model cannot be found or loaded.
@@ -85,14 +85,14 @@ def launch(settings: Settings, listener: socket.socket, watch: SignalWatch) -> N
 
 
 def settle_bars() -> None:
-    """Bars of downloads are for terminals: in a log, each of their steps would be a line."""
+    """Show bars of downloads on terminals only: in a log, each of their steps would be a line."""
     if not sys.stderr.isatty():
         disable_progress_bars()
 
 
 @contextmanager
 def loading(name: str) -> Iterator[OnProgress]:
-    """Tell how far the weights of ``name`` are read; the value is to be called with it."""
+    """Show how far the weights of ``name`` are loaded; the value is called with bytes done and in all."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -113,7 +113,7 @@ def loading(name: str) -> Iterator[OnProgress]:
 
 
 def warn_of_strangers(settings: Settings, keys: Keys) -> None:
-    """Say so plainly where everybody on the network may ask."""
+    """Warn if everybody on the network may send requests."""
     if not keys.are_asked_for and not is_loopback(settings.host):
         log.warning(
             "listening on %s without API keys: everybody who reaches it may read and delete conversations; "
@@ -123,10 +123,10 @@ def warn_of_strangers(settings: Settings, keys: Keys) -> None:
 
 
 def preload(engine: Engine, files: Sequence[Path]) -> None:
-    """Put what prompt packs hold where every session may begin with it.
+    """Load prompt packs, from which every session may then begin.
 
     Raises:
-        ModelError: a file is damaged, of another model, or larger than the memory budget.
+        ModelError: a file is damaged, from another model, or larger than the memory budget.
     """
     if files:
         metadata, layout = engine.call(lambda store: (store.metadata, store.codec.layout)).result()
@@ -146,7 +146,7 @@ def _arrive(travellers: Sequence[Traveller], store: Store) -> None:
 
 
 def ready_line(listener: socket.socket, served: Served) -> str:
-    """The one line that says that the server is ready, and for what."""
+    """The line on stdout that announces the server."""
     info = served.info
     return (
         f"crossturn is ready at {url_of(listener)} with {served.name} on {info.device}: "
@@ -155,12 +155,12 @@ def ready_line(listener: socket.socket, served: Served) -> str:
 
 
 def names_of(settings: Settings, path: Path) -> tuple[str, ...]:
-    """What requests may call the model: its aliases, the last part of the name it was asked for by, that
-    name, and the full path of its directory."""
+    """The names by which requests may call the model: those that the operator gave, the last part of its path
+    or Hub id, that path or id, and the absolute path of its directory."""
     basename = Path(settings.model).expanduser().name or path.resolve().name
     return tuple(dict.fromkeys((*settings.served_model_names, basename, settings.model, str(path.resolve()))))
 
 
 def engine_options(settings: Settings, path: Path) -> EngineOptions:
-    """What the engine is told of ``settings``; ``path`` is the model's."""
+    """The engine's options for the model at ``path``."""
     return EngineOptions(path, settings, hashes_file=user_cache_path("crossturn") / "weights.json")

@@ -1,4 +1,4 @@
-"""Runs the HTTP server until a signal ends it, and ends it gently."""
+"""Runs the HTTP server until a signal arrives, and shuts it down gracefully."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KEEP_ALIVE_S = 75
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that exits with 0 after a signal.
+    """A uvicorn server that drains after a signal and exits with 0.
 
-    The first signal makes ``/ready`` say that the server leaves; after a delay the listener closes and the
-    gateway drains. A second signal ends everything at once.
+    After the first signal ``/ready`` fails, and after a delay the listener closes and the gateway drains. A
+    second signal ends everything at once.
 
     Args:
-        watch: takes the signals.
-        on_ready: called once, when requests are taken.
+        watch: receives the signals.
+        on_ready: called once, when requests are accepted.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        # uvicorn's own raises the signal again at the end, which would make the exit code a failure.
+        # uvicorn's own version raises the signal again at the end, which would make the exit code a failure.
         loop = asyncio.get_running_loop()
         before = self._watch.handler
 
@@ -68,7 +68,7 @@ class DrainingServer(uvicorn.Server):
             return
         self.should_exit = True
         self._gateway.end_runs()
-        # Streams get a moment to tell why they end.
+        # Streams get a moment to say why they end.
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._go)
 
     def _leave(self) -> None:
@@ -85,13 +85,13 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         drain = asyncio.ensure_future(self._gateway.drain())
         await super().shutdown(sockets)
-        drain.cancel()  # by now everybody has been answered, or cut off
+        drain.cancel()  # by now every client has its answer, or is cut off
 
 
 def serve_http(
     gateway: Gateway, keys: Keys, listener: socket.socket, watch: SignalWatch, on_ready: Callable[[], None]
 ) -> None:
-    """Serve ``gateway`` to whoever has one of ``keys`` on ``listener`` until SIGINT, SIGTERM or SIGHUP."""
+    """Serve ``gateway`` on ``listener`` to clients with one of ``keys``, until SIGINT, SIGTERM or SIGHUP."""
     config = uvicorn.Config(
         create_app(gateway, keys),
         http=connection_within(gateway.settings.receive_seconds),
