@@ -84,6 +84,7 @@ class Run:
         self._courier = courier
         self._stall_s = stall_s
         self._watch = Watch(stall_s, self._on_silence)
+        self._now = asyncio.get_running_loop().time
         self._pulse = 0
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -134,7 +135,7 @@ class Run:
 
     async def _next(self) -> Event:
         self._pulse = self._engine.n_steps
-        self._watch.note()
+        self._watch.noted_at = self._now()
         return await self._queue.get()
 
     def _on_silence(self) -> None:

@@ -100,6 +100,7 @@ class EventStream(Response):
 
     async def _stream(self, send: Send) -> None:
         wire = _Wire(send, self._start, self._manners.keep_alive)
+        now = asyncio.get_running_loop().time
 
         def stalled() -> None:
             if wire.is_sending:
@@ -109,9 +110,9 @@ class EventStream(Response):
             try:
                 async with asyncio.timeout(None) as patience, aclosing(self._encoded(wire)) as encoded:
                     async for data in encoded:
-                        stall.note()
+                        stall.noted_at = now()
                         await wire.send(data)
-                        silence.note()
+                        silence.noted_at = now()
                     await wire.send(self._manners.last, is_last=True)
             except TimeoutError:
                 if not patience.expired():
@@ -195,20 +196,23 @@ class Timer(Protocol):
 
 
 class Watch:
-    """Calls ``on_silence`` when :meth:`note` was not called for ``seconds``, and again after as many.
+    """Calls ``on_silence`` when ``seconds`` have passed since :attr:`noted_at`, and again after as many.
 
-    It is for what happens often: to note it sets no timer. Runs while it is entered.
+    It is for what happens often: to note it is an assignment and sets no timer. Runs while it is entered.
+
+    Attributes:
+        noted_at: when it happened last, by the event loop's clock. Whoever sees it happen sets this.
     """
 
     def __init__(self, seconds: float, on_silence: Callable[[], None], *, loop: Clock | None = None) -> None:
         self._seconds = seconds
         self._on_silence = on_silence
         self._loop = loop or asyncio.get_running_loop()
-        self._noted_at = 0.0
+        self.noted_at = 0.0
         self._timer: Timer | None = None
 
     def __enter__(self) -> Self:
-        self.note()
+        self.noted_at = self._loop.time()
         self._look_in(self._seconds)
         return self
 
@@ -216,19 +220,16 @@ class Watch:
         assert self._timer is not None
         self._timer.cancel()
 
-    def note(self) -> None:
-        """It has happened."""
-        self._noted_at = self._loop.time()
-
     def _look_in(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        rest = self._noted_at + self._seconds - self._loop.time()
+        now = self._loop.time()
+        rest = self.noted_at + self._seconds - now
         if rest > 0:
             self._look_in(rest)
             return
-        self.note()
+        self.noted_at = now
         self._look_in(self._seconds)
         self._on_silence()
 

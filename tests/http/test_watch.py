@@ -56,7 +56,7 @@ def test_a_watch_calls_so_many_seconds_after_what_was_noted_last() -> None:
     with watch:
         for _ in range(6):
             hand.move(4)
-            watch.note()
+            watch.noted_at = hand.now
         hand.move(9)
         assert calls == []
         hand.move(1)
@@ -67,7 +67,7 @@ def test_to_note_sets_no_timer() -> None:
     hand, watch, _ = watched(10)
     with watch:
         for _ in range(1000):
-            watch.note()
+            watch.noted_at = hand.now
             hand.move(0.001)
     assert hand.n_set == 1
 
