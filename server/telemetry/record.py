@@ -1,5 +1,5 @@
-"""What a request came to: its line in the log, the moments that metrics and traces are made of, and its place
-among the last turns of its slot, whose owner is told in words what each of them cost."""
+"""The record of a request: its line in the log, the times for metrics and traces, and its place among the
+last turns of its slot, each of which can be explained to the slot's owner."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ requests_log = logging.getLogger("crossturn.requests")
 
 @dataclass
 class RequestRecord:
-    """One request's line in the making.
+    """What is known of one request, from its arrival to its end.
 
     Attributes:
-        n_written: tokens of each reply, by its index.
-
-    Args:
-        id: the request's id, as the client sees it too.
+        id: the request's id, which the client sees, too.
         clock: seconds, monotonic.
         on_end: called with the record when the request has ended.
         who: ``user`` or ``safety_identifier`` of the request, if it had one.
-        slot: whose memory the request used.
+        slot: the slot that the request used.
         trace_parent: the header ``traceparent`` of the request.
-        started_at, planned_at, first_token_at, ended_at: by the clock; None where it did not come to that.
+        n_written: tokens of each reply, by its index.
+        started_at, planned_at, first_token_at, ended_at: by the clock; None for what has not happened.
     """
 
     id: str
@@ -56,11 +54,11 @@ class RequestRecord:
         self.started_at = self.clock()
 
     def describe(self, *, who: str | None, thinking: bool | None) -> None:
-        """Add what only the parsed and rendered request tells."""
+        """Add what is known only once the request is parsed and rendered."""
         self.who, self.thinking = who, thinking
 
     def observe(self, event: Event) -> None:
-        """Take note of ``event`` as it passes by."""
+        """Take note of ``event``."""
         match event:
             case Planned():
                 if self.planned_at is None:
@@ -94,13 +92,13 @@ class RequestRecord:
 
     @property
     def outcome(self) -> str:
-        """How it ended: the finish reasons, or the kind of failure."""
+        """How the request ended: the finish reasons, or the kind of failure."""
         if self.failure is not None:
             return self.failure.kind
         return ",".join(sorted({reply.reason for reply in self.finished})) or "cancelled"
 
     def close(self) -> None:
-        """Log the line; called once, when the request has ended."""
+        """Log the request; called once, when it has ended."""
         self.ended_at = self.clock()
         self.on_end(self)
         level = logging.WARNING if self.failure and self.failure.kind != "cancelled" else logging.INFO
@@ -108,14 +106,14 @@ class RequestRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all replies together, behind their first token."""
+        """The speed of all replies together, after the first token; None if there was no second one."""
         if self.first_token_at is None:
             return None
         decoded_s = (self.ended_at or self.clock()) - self.first_token_at
         return (self.n_reply_tokens - 1) / decoded_s if decoded_s > 0 and self.n_reply_tokens > 1 else None
 
     def fields(self) -> dict[str, Any]:
-        """What is known, by name; the plan's sentence comes last."""
+        """What is known, by name, the plan's reason last."""
         fields: dict[str, Any] = {"id": self.id}
         for plan in self.plans[:1]:
             fields |= {"slot": plan.slot, "mode": plan.mode}
@@ -161,7 +159,7 @@ def _told(name: str, value: object) -> str:
 _MAX_SLOTS, _MAX_TURNS = 512, 50
 _LONGEST_TEXT = 60
 _CONTEXT = 8
-"""Characters shown behind a difference."""
+"""Characters shown after a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +178,7 @@ class PastTurn:
 
 
 class Timeline:
-    """Remembers so many turns of so many slots; those that were quiet for longest go.
+    """The last turns of each slot; slots that were idle for longest are forgotten first.
 
     Args:
         clock: seconds since 1970.
@@ -204,12 +202,12 @@ class Timeline:
         return tuple(self._turns.get(slot, ()))
 
     def forget(self, slot: SlotKey) -> None:
-        """Forget the turns of ``slot``, whose texts are as private as the slot."""
+        """Forget the turns of ``slot``, which contain its private texts."""
         self._turns.pop(slot, None)
 
 
 def explain(report: PlanReport) -> str:
-    """What happened and what can be done about it, in sentences for somebody who writes a client."""
+    """What happened and what to do about it, in sentences for the author of a client."""
     n_again = report.shared_tokens - report.reused_tokens
     if report.divergence is None:
         return report.reason if n_again == 0 else f"{report.reason} {_again(n_again)}"
@@ -249,13 +247,13 @@ def _advice(parted: Divergence) -> str:
 
 
 def _differing(kept: str, sent: str) -> tuple[str, str]:
-    """Both texts up to a little behind the place from which they are the same again."""
+    """Both texts, up to a little after the place from which they are the same again."""
     n_same = next((i for i, (a, b) in enumerate(zip(kept[::-1], sent[::-1], strict=False)) if a != b), 0)
     n_cut = max(0, n_same - _CONTEXT)
     return _short(kept[: len(kept) - n_cut]), _short(sent[: len(sent) - n_cut])
 
 
 def _short(text: str) -> str:
-    """One line, no longer than a person reads."""
+    """``text`` on one line, shortened to what a person reads."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"

@@ -1,4 +1,4 @@
-"""From a turn to what the engine is asked: checks, tools, thinking, and the prompt."""
+"""Composes the engine's request from a turn: checks, tools, thinking, and the prompt."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from server.turn.served import Served, sampling_params
 from server.turn.turn import Thinking, Turn, named_as
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
-"""Variables of the template that a turn sets by its own attributes only."""
+"""Variables of the template that only a turn's own attributes may set."""
 
 N_COUNTED_CONTEXTS = 4
-"""How many times the context a prompt may fill that is only counted."""
+"""The longest prompt whose tokens are counted, in contexts."""
 
 EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096}
-"""Thought tokens for each effort, where the template has no words for it; higher ones are unlimited."""
+"""Thought tokens for each effort if the template has no words for efforts; higher ones are unlimited."""
 
 TEMPLATE_EFFORTS: Mapping[str, str] = {
     "minimal": "low",
@@ -32,7 +32,7 @@ TEMPLATE_EFFORTS: Mapping[str, str] = {
     "xhigh": "xhigh",
     "max": "xhigh",
 }
-"""The words of templates that know efforts (Qwen3.8's). ``high`` is how they think when told nothing."""
+"""The words of templates that know efforts (Qwen3.8's). ``high`` is their default, without any word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Conversation:
     """What a prompt is rendered from.
 
     Attributes:
-        continues: the reply goes on writing the last message.
+        continues: whether the reply continues the last message.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -51,11 +51,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingPlan:
-    """What is done about thoughts.
+    """How a turn's thinking is brought about.
 
     Attributes:
-        template_kwargs: what the chat template is told.
-        max_tokens: close the thought after so many tokens; None for no limit.
+        template_kwargs: variables for the chat template.
+        max_tokens: tokens after which the thought is closed; None for no limit.
     """
 
     template_kwargs: Mapping[str, object]
@@ -64,10 +64,10 @@ class ThinkingPlan:
 
 @dataclass(frozen=True, slots=True)
 class ComposedTurn:
-    """A turn, ready to run once :func:`with_grammar` has given it what its reply must match.
+    """A turn, ready to run once :func:`with_grammar` has added its grammar.
 
     Attributes:
-        use: what becomes of its tools.
+        use: how its tools are used.
     """
 
     turn: Turn
@@ -82,10 +82,10 @@ class ComposedTurn:
 
 
 def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
-    """Check and render a turn. Nothing of the engine is touched.
+    """Check and render a turn, without the engine.
 
     Raises:
-        InputError: the turn cannot be done; names the field as the dialect does.
+        InputError: the turn is at fault; names the field as the dialect does.
         NotFoundError: it asks for another model.
     """
     with named_as(turn.names):
@@ -107,8 +107,8 @@ def compose(turn: Turn, served: Served, settings: Settings) -> ComposedTurn:
 
 
 def with_grammar(composed: ComposedTurn, served: Served) -> ComposedTurn:
-    """``composed`` with the grammar of its reply. That may take seconds, so it is no part of composing: what
-    others wait for does not wait for it, and what is too long was refused before.
+    """``composed`` with the grammar of its reply. Compiling may take seconds, so it is separate from
+    composing: other turns need not wait for it, and a prompt that is too long is refused before it.
 
     Raises:
         InputError: a schema cannot be enforced; names the field as the dialect does.
@@ -120,7 +120,7 @@ def with_grammar(composed: ComposedTurn, served: Served) -> ComposedTurn:
 
 
 def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
-    """The tokens of a turn's prompt, however many the context may have.
+    """The number of tokens of a turn's prompt, which may be longer than the context.
 
     Raises:
         InputError: the turn cannot be rendered; names the field as the dialect does.
@@ -134,7 +134,7 @@ def count_tokens(turn: Turn, served: Served, settings: Settings) -> int:
 
 
 def plan_thinking(thinking: Thinking, default: bool | None, variables: Collection[str]) -> ThinkingPlan:
-    """Put ``thinking`` over the server's ``default``. ``variables`` are the template's switches."""
+    """``thinking``, or the server's ``default``, in terms of the template's ``variables``."""
     enabled = thinking.enabled
     if enabled is None and thinking.effort is not None:
         enabled = thinking.effort != "none"
@@ -168,7 +168,7 @@ def _conversation(turn: Turn, use: ToolUse, thinking: ThinkingPlan) -> Conversat
 def _noted(
     conversation: Conversation, turn: Turn, served: Served, settings: Settings, *, is_limited: bool = True
 ) -> RenderedPrompt:
-    """The prompt with the note on the answer's schema, or without one that would make it too long."""
+    """The prompt with the note on the answer's schema, unless the note would make it too long."""
     note = schema_note(turn.response_format, turn.messages) if settings.show_schemas else None
     if note is not None:
         with suppress(PromptTooLongError):
@@ -179,8 +179,7 @@ def _noted(
 def render(
     conversation: Conversation, served: Served, *, note: str | None = None, is_limited: bool = True
 ) -> RenderedPrompt:
-    """The prompt; one that is longer than the context is refused where it ``is_limited``, and one that is far
-    longer always."""
+    """The prompt. One longer than the context is refused if ``is_limited``, one much longer always."""
     return served.chat.render(
         conversation.messages,
         tools=conversation.tools,
@@ -192,7 +191,7 @@ def render(
 
 
 def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings; empty ones stop nothing."""
+    """The stop strings, each once; empty ones are dropped."""
     return tuple(dict.fromkeys(text for text in stop if text))
 
 
@@ -212,7 +211,7 @@ def _generation(turn: Turn, served: Served, prompt: RenderedPrompt, reply: Reply
 
 
 def _prediction(turn: Turn, served: Served) -> TokenIds | None:
-    """The ids of the text that is foretold, as far as a reply can be long."""
+    """The ids of the predicted text, cut where no reply can reach."""
     n_chars = served.info.context_length * _CHARS_PER_TOKEN
     return served.tokens.encode(turn.prediction[:n_chars]) if turn.prediction else None
 
@@ -227,7 +226,7 @@ def _check_kwargs(turn: Turn) -> None:
 
 
 def _check_prefill(turn: Turn, conversation: Conversation) -> None:
-    """Text that a client has begun cannot be made JSON of a schema, and no grammar has seen it."""
+    """Refuse a schema for a reply that continues text of the client, which no grammar has checked."""
     begun = str(turn.messages[-1].get("content") or "") if conversation.continues else ""
     if turn.response_format is not None and begun.strip():
         where = f"messages[{len(turn.messages) - 1}]"
@@ -237,7 +236,7 @@ def _check_prefill(turn: Turn, conversation: Conversation) -> None:
 
 
 def _check_length(turn: Turn, use: ToolUse) -> None:
-    """A reply that must match a grammar ends where that does, and can be neither longer nor endless."""
+    """Refuse a minimum length for a reply with a grammar, which ends where its grammar does."""
     for name, value in (("min_tokens", turn.min_tokens), ("ignore_eos", turn.ignore_eos)):
         if value and has_form(turn, use):
             raise InputError(f"'{name}' makes no sense for a reply of a given form.", param=name)
@@ -246,12 +245,12 @@ def _check_length(turn: Turn, use: ToolUse) -> None:
 
 
 def _kwargs_of(turn: Turn) -> dict[str, object]:
-    """What the request tells its template beyond the turn's attributes; None is absent."""
+    """The template variables that the client sets itself; None means unset."""
     return {name: value for name, value in turn.chat_template_kwargs.items() if value is not None}
 
 
 def _continues(turn: Turn) -> bool:
-    """Whether the reply goes on writing the last message, which then is the assistant's."""
+    """Whether the reply continues the last message, which then must be the assistant's."""
     if not turn.messages:
         return False  # rendering says that there must be one
     last = turn.messages[-1]
@@ -271,4 +270,4 @@ def _continues(turn: Turn) -> bool:
 
 
 _CHARS_PER_TOKEN = 8
-"""More than a token has on average: what lies behind so many no reply comes to."""
+"""More than a token has on average."""

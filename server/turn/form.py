@@ -1,9 +1,9 @@
-"""The form of a reply: the tools that it may call, the grammar that it must match, and what the prompt says
-of both.
+"""The form of a reply: the tools that it may call, the grammar that it must match, and the note in the
+prompt.
 
-A schema that is enforced and not shown makes a model write what it can, not what is wanted: it learns of a
-field only when it has to fill it. So a note behind the last message shows the schema. There it leaves the
-conversation before it as it is, and nothing but the last reply is prefilled again for it.
+A model that is held to a schema without seeing it learns of a field only when it has to fill it, and fills it
+with whatever comes to mind. So a note after the last message shows the schema. In that place it leaves the
+conversation before it unchanged, and only the last reply is prefilled again because of it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from server.turn.served import GrammarWriter
 from server.turn.turn import ResponseFormat, ToolChoice, Turn
 
 MAX_STRING_CHARS = 32_768
-"""Length of a string in JSON that has no limit of its own, where the reply has none either: a model that is
-lost in a string would write to the end of the context."""
+"""The longest string in JSON if neither its schema nor the reply has a limit: a model that gets lost in a
+string would write to the end of the context."""
 
 TELLING = frozenset(
     {"properties", "items", "prefixItems", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
 )
-"""Keywords without one of which a schema says no more than a type."""
+"""A schema without any of these keywords says no more than a type."""
 
 MAX_SCHEMA_CHARS = 32_768
-"""Longer schemas are not shown: they would be most of the prompt."""
+"""Longer schemas are not shown: they would make up most of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What becomes of a turn's tools.
+    """How a turn's tools are used.
 
     Attributes:
         tools: definitions in the prompt; None for none.
-        callable: those that may be called; their calls are read from the reply.
-        must_call: nothing but calls may be written.
-        is_free: the model may call all that there is, or none of it, as it likes.
+        callable: those that may be called; their calls are parsed from the reply.
+        must_call: whether the reply must consist of calls.
+        is_free: whether the model may call any tool, or none, without constraints.
     """
 
     tools: list[dict[str, Any]] | None = None
@@ -49,10 +49,10 @@ class ToolUse:
 
 
 def tool_use_of(turn: Turn) -> ToolUse:
-    """Read ``tools`` and ``tool_choice`` together.
+    """How ``turn`` uses its tools, by its ``tools`` and its ``tool_choice``.
 
     Raises:
-        InputError: a tool is chosen that is not there.
+        InputError: it chooses a tool that does not exist.
     """
     choice = turn.tool_choice
     by_name = _by_name(turn)
@@ -69,15 +69,15 @@ def tool_use_of(turn: Turn) -> ToolUse:
 
 
 def has_form(turn: Turn, use: ToolUse) -> bool:
-    """Whether the reply behind its thought must match a grammar."""
+    """Whether the reply must match a grammar after its thought."""
     return turn.response_format is not None or not (use.is_free or not use.callable)
 
 
 def grammar_of(turn: Turn, use: ToolUse, grammars: GrammarWriter) -> str | None:
-    """What the reply must match behind its thought; None for anything.
+    """The grammar that the reply must match after its thought; None for no constraint.
 
     Raises:
-        InputError: a schema that must be enforced cannot be.
+        InputError: a schema cannot be enforced although it must be.
     """
     if not has_form(turn, use):
         return None
@@ -100,8 +100,8 @@ def grammar_of(turn: Turn, use: ToolUse, grammars: GrammarWriter) -> str | None:
 
 
 def schema_note(wanted: ResponseFormat | None, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """The note for an answer of the form ``wanted``; None where there is nothing to tell, or where
-    ``messages`` tell it already."""
+    """The note for an answer of the form ``wanted``; None if there is nothing to say, or if ``messages``
+    already contain it."""
     if wanted is None or not TELLING & set(wanted.schema):
         return None
     schema = json.dumps(wanted.schema, ensure_ascii=False)
@@ -113,7 +113,7 @@ def schema_note(wanted: ResponseFormat | None, messages: Sequence[Mapping[str, A
 
 
 def _by_name(turn: Turn) -> Mapping[str, dict[str, Any]]:
-    """All tools that there are, those of the prompt's head first."""
+    """All tools, those at the head of the prompt first."""
     by_name: dict[str, dict[str, Any]] = {}
     for field in ("tools", "late_tools"):
         for i, tool in enumerate(getattr(turn, field)):
@@ -138,7 +138,7 @@ def _callable(choice: ToolChoice, by_name: Mapping[str, dict[str, Any]]) -> list
 
 
 def _is_bound(tool: Mapping[str, Any], turn: Turn) -> bool:
-    """Whether calls of ``tool`` must keep to more than the form of a call."""
+    """Whether the arguments of ``tool`` are constrained, too."""
     return bool(tool["function"].get("strict")) or tool["function"]["name"] in turn.forms
 
 
@@ -163,5 +163,5 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _bare(text: str) -> str:
-    """``text`` without white space, however JSON was indented in it."""
+    """``text`` without white space, so that the indentation of JSON does not matter."""
     return "".join(text.split())

@@ -1,5 +1,5 @@
-"""What has become of a request so far: its replies, put together from events for any dialect, the plan of its
-prompt, and what the next prompt is known to begin with once the reply is written."""
+"""The outcome of a request: its replies, put together from events for any dialect, the plan of its prompt,
+and what is known of the next prompt once the reply is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.turn.served import ChatRenderer
 
 @dataclass(slots=True)
 class Call:
-    """A tool call in the making; ``fragments`` join to the JSON of its arguments."""
+    """A tool call so far; ``fragments`` join to the JSON of its arguments."""
 
     id: str
     name: str
@@ -32,14 +32,14 @@ class Call:
 
 @dataclass(slots=True)
 class Reply:
-    """One reply in the making."""
+    """One reply so far."""
 
     contents: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
-        """Grow by ``delta``."""
+        """Append ``delta``."""
         match delta:
             case ContentDelta():
                 self.contents.append(delta.text)
@@ -59,7 +59,7 @@ class Reply:
         return "".join(self.thoughts)
 
     def message(self) -> dict[str, Any]:
-        """The assistant's message, as it would stand in the next turn's ``messages``."""
+        """The assistant's message, in the form of the next turn's ``messages``."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.thoughts:
             message["reasoning_content"] = self.thought
@@ -91,7 +91,7 @@ class Replies:
         return len(self._replies)
 
     def take_in(self, event: Event) -> None:
-        """Note what ``event`` tells."""
+        """Take note of ``event``."""
         match event:
             case Planned():
                 self.plans.append(event.report)
@@ -105,17 +105,17 @@ class Replies:
 
     @property
     def ends(self) -> list[Finished]:
-        """The ends so far, in the order of the replies."""
+        """How the replies ended that have, in the order of the replies."""
         return [self.finished[index] for index in sorted(self.finished)]
 
     @property
     def is_complete(self) -> bool:
-        """Every reply has ended."""
+        """Whether every reply has ended."""
         return len(self.finished) == len(self._replies)
 
     @property
     def is_whole(self) -> bool:
-        """Every reply came to its own end, none was cut by its length."""
+        """Whether every reply has ended, and none because of its length."""
         return self.is_complete and all(end.reason != "length" for end in self.finished.values())
 
 
@@ -135,7 +135,7 @@ class PlanBody(TypedDict):
 
 
 def plan_body(report: PlanReport) -> PlanBody:
-    """``report`` as a client sees it: without ``divergence``, which is for the slot's owner alone."""
+    """``report`` as a client sees it: without ``divergence``, which is for the slot's owner only."""
     return PlanBody(
         slot=report.slot,
         mode=report.mode,
@@ -151,7 +151,7 @@ def plan_body(report: PlanReport) -> PlanBody:
 
 
 def warm_request(asked: ComposedTurn, reply: Reply, renderer: ChatRenderer) -> WarmRequest:
-    """A request to prefill what follows ``reply`` whatever the user says next.
+    """A request to prefill what comes after ``reply``, whatever the user says next.
 
     Raises:
         InputError: the conversation with its reply cannot be rendered.
@@ -171,8 +171,8 @@ def warm_request(asked: ComposedTurn, reply: Reply, renderer: ChatRenderer) -> W
 
 
 def as_sent_back(reply: Reply, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The message that ``reply`` is in the next request: of a client whose newest message of the assistant
-    came back without a thought, the next one will, too."""
+    """``reply`` as the client will probably send it back. A client that sent the assistant's last message
+    without its thought will do so again."""
     message = reply.message()
     newest = next((one for one in reversed(messages) if one.get("role") == "assistant"), None)
     if newest is not None and not _has_thought(newest):
@@ -187,5 +187,6 @@ def _has_thought(message: Mapping[str, Any]) -> bool:
 
 
 def is_worth_it(asked: ComposedTurn) -> bool:
-    """Of several replies nobody knows which one is taken; a continued one is a message of two parts."""
+    """Whether the next prompt can be predicted: not with several replies, of which any may be chosen, and not
+    if the reply continues a message, which then has two parts."""
     return asked.generation.n_replies == 1 and not asked.conversation.continues

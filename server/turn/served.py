@@ -1,4 +1,4 @@
-"""The one model that is served, as requests meet it: its names, limits, sampling defaults and text side."""
+"""The model that is served, as requests see it: its names, limits, sampling defaults and text functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from server.turn.turn import Sampling
 
 
 class ChatRenderer(Protocol):
-    """Conversations to prompts; :class:`model.text.chat.ChatFormat` is the real one."""
+    """Renders conversations to prompts; implemented by :class:`model.text.chat.ChatFormat`."""
 
     @property
     def variables(self) -> frozenset[str]:
-        """The template's own switches, such as ``enable_thinking``."""
+        """The template's own variables, such as ``enable_thinking``."""
         ...
 
     def render(
@@ -39,7 +39,7 @@ class ChatRenderer(Protocol):
         note: str | None = None,
         max_tokens: int | None = None,
     ) -> RenderedPrompt:
-        """Raises InputError, naming the message, for what the template cannot render."""
+        """The prompt. Raises InputError, naming the message, for what the template cannot render."""
         ...
 
     def known_next(
@@ -50,12 +50,12 @@ class ChatRenderer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> NDArray[np.uint32]:
-        """The ids [n] that the prompt after ``reply`` begins with, whatever comes next."""
+        """The ids [n] with which the prompt after ``reply`` begins, whatever the next message is."""
         ...
 
 
 class TokenTable(Protocol):
-    """Text to ids and back; :class:`model.text.tokenizer.TextTokenizer` is the real one."""
+    """Converts text to ids and back; implemented by :class:`model.text.tokenizer.TextTokenizer`."""
 
     @property
     def controls(self) -> Mapping[str, Any]:
@@ -67,20 +67,20 @@ class TokenTable(Protocol):
         ...
 
     def min_tokens(self, text: str) -> int:
-        """How many ids ``text`` has at least, told without encoding it."""
+        """A lower bound on the number of ids of ``text``, found without encoding it."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; what is no whole character becomes U+FFFD."""
+        """The text of ``ids``; incomplete characters become U+FFFD."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for."""
+        """The bytes of one token."""
         ...
 
 
 class GrammarWriter(Protocol):
-    """Schemas to grammars; :class:`model.text.grammar.compiler.GrammarCompiler` is the real one."""
+    """Compiles schemas to grammars; implemented by :class:`model.text.grammar.compiler.GrammarCompiler`."""
 
     def json(
         self, schema: Mapping[str, Any], *, is_strict: bool = False, max_string_chars: int | None = None
@@ -106,14 +106,14 @@ class GrammarWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A loaded model and how it is asked for.
+    """A loaded model, and the names by which requests ask for it.
 
     Attributes:
-        names: what a request may call it; the first is how it calls itself.
-        aliases: those of them that the operator gave; clients are shown these, or else the first name alone.
-        patterns: of other models' names that stand for this one; the operator's, too.
-        created: Unix time at which it was loaded.
-        sampling: what a request that says nothing gets, from the checkpoint's generation_config.json.
+        names: the names that requests may use; replies carry the first.
+        aliases: the names that the operator gave; clients see these, or else only the first of ``names``.
+        patterns: the operator's patterns of further names that requests may use.
+        created: Unix time at which the model was loaded.
+        sampling: the defaults from the checkpoint's generation_config.json.
     """
 
     names: tuple[str, ...]
@@ -135,10 +135,10 @@ class Served:
         return self.aliases or self.names[:1]
 
     def check_name(self, name: str | None) -> None:
-        """Accept any of the model's names, one of the patterns, and a request that names none.
+        """Check the model that a request names, if it names one.
 
         Raises:
-            NotFoundError: another model is wanted; nothing is ever loaded or fetched for a request.
+            NotFoundError: it is another model; nothing is ever loaded or fetched for a request.
         """
         if name is not None and not self._answers_to(name):
             raise NotFoundError(
@@ -151,14 +151,14 @@ class Served:
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def encode(self, text: str, *, param: str, n_contexts: int = 1) -> NDArray[np.uint32]:
-        """The ids of a plain prompt, uint32 [n]; one that cannot fit is refused before it is encoded.
+        """The ids of a plain prompt, uint32 [n]. A prompt that cannot fit is refused before it is encoded.
 
         Args:
             param: the field that holds it.
-            n_contexts: how many times the context it may fill.
+            n_contexts: the longest that it may be, in contexts.
 
         Raises:
-            PromptTooLongError: it has certainly more tokens than that.
+            PromptTooLongError: it is certainly longer than that.
         """
         limit = self.info.context_length * n_contexts
         n_tokens = self.tokens.min_tokens(text) if len(text) > limit else 0
@@ -167,7 +167,7 @@ class Served:
         return self.tokens.encode(text)
 
     def room_for(self, n_prompt: int, n_wanted: int | None, *, param: str = "messages") -> int:
-        """How many reply tokens a prompt of ``n_prompt`` may have: ``n_wanted``, or what fits if less.
+        """The most tokens of a reply to a prompt of ``n_prompt``: ``n_wanted``, or what fits if that is less.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for a single token.
@@ -187,14 +187,14 @@ _DEFAULTS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""What ``generation_config.json`` may set, besides ``top_k``."""
+"""The parameters that ``generation_config.json`` may set, besides ``top_k``."""
 
 
 def read_defaults(path: Path) -> SamplingParams:
-    """What ``generation_config.json`` in the checkpoint at ``path`` says about sampling.
+    """The sampling defaults in ``generation_config.json`` of the checkpoint at ``path``, if it has that file.
 
     Raises:
-        CheckpointError: the file is there but is no JSON object.
+        CheckpointError: the file is not a JSON object.
     """
     file = path / "generation_config.json"
     if not file.is_file():
@@ -212,7 +212,7 @@ def read_defaults(path: Path) -> SamplingParams:
 
 
 def sampling_params(wanted: Sampling, defaults: SamplingParams, *, vocab_size: int) -> SamplingParams:
-    """``defaults`` with everything that ``wanted`` says; a ``top_k`` below 0 is off, as 0 is.
+    """``defaults``, overridden by whatever ``wanted`` sets. A negative ``top_k`` means off, like 0.
 
     Raises:
         InputError: ``logit_bias`` names a token that the vocabulary lacks.

@@ -1,6 +1,6 @@
-"""A turn of a conversation, as every dialect's body is decoded into it.
+"""A turn of a conversation: the form into which every dialect decodes its body.
 
-Errors are raised in a turn's own words; a client reads them in those of its dialect.
+Errors name the fields of a turn; a client sees the names that its dialect has for them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ToolChoice:
     """Which tools the model may call.
 
     Attributes:
-        mode: ``none`` does not even show the tools: a model that sees tools calls them; ``required`` asks
-            for at least one call.
-        names: the only tools that may be called; None for all of them.
-        parallel: more than one call may be made.
+        mode: ``none`` hides the tools, because a model that sees tools calls them; ``required`` demands at
+            least one call.
+        names: the only tools that may be called; None for all.
+        parallel: whether more than one call may be made.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -35,11 +35,11 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
-    """The JSON that the reply's content must be, unless the reply is calls.
+    """The JSON that the reply's content must be, unless the reply consists of calls.
 
     Attributes:
         schema: a JSON schema.
-        strict: whether the client insists that all of the schema is enforced.
+        strict: whether the request fails if a part of the schema cannot be enforced.
     """
 
     schema: Mapping[str, Any]
@@ -53,9 +53,9 @@ class Thinking:
     """Whether and how long the model thinks; None leaves it to the server and the model.
 
     Attributes:
-        enabled: beats the server's default.
-        effort: how hard; ``none`` is the same as ``enabled=False``.
-        budget: thought tokens at most.
+        enabled: overrides the server's default.
+        effort: how hard to think; ``none`` is the same as ``enabled=False``.
+        budget: the most tokens of a thought.
     """
 
     enabled: bool | None = None
@@ -65,7 +65,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are picked; None takes the model's own default."""
+    """Sampling parameters; None stands for the model's own default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -80,35 +80,33 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a client asks for, whatever dialect it speaks.
+    """A client's request, whatever its dialect.
 
     Errors name these attributes (``messages[2].content``, ``tools[0]``, ``response_format``); ``names``
     translates them.
 
     Attributes:
-        id: unique; what the reply, the log and the engine call the request.
+        id: unique; identifies the request in the reply, in the log and in the engine.
         messages: the conversation, in the form that ``model/text/messages.py`` takes.
-        tenant: whose memory may be used; None where the server knows no API keys.
-        session: the client's name for the conversation, which gets a slot of its own; None for the default
-            slot.
-        model: the model that is asked for; None for the one that is there.
-        tools: definitions, ``{"type": "function", "function": {...}}``, written into the prompt as they are.
-        late_tools: definitions that messages have told of: they may be called, and are not written again.
-        forms: what the free text of the tools of these names must look like; such a tool has the one
-            parameter that :func:`model.text.grammar.calls.text_tool` gives it.
-        stop: strings that end the reply; empty ones stop nothing.
-        n: replies wanted.
-        top_logprobs: None for no log probabilities, else how many alternatives (0 to 20) for each token.
-        max_tokens: of the reply; None for what the context leaves.
-        min_tokens: before so many the reply does not end by itself.
-        ignore_eos: the reply ends at ``max_tokens`` alone.
-        prediction: text that the reply may turn out to be, in whole or in parts: it may come faster for that.
-        tells_prefill: how far a long prompt is read is told.
-        continues: whether the reply goes on writing the last message; None goes on exactly where that is the
-            assistant's.
-        chat_template_kwargs: switches of the template's own.
+        tenant: the owner of the memory that may be used; None if the server has no API keys.
+        session: the client's name for the conversation, which gets its own slot; None for the default slot.
+        model: the requested model; None for the one that is served.
+        tools: definitions, ``{"type": "function", "function": {...}}``, rendered into the prompt unchanged.
+        late_tools: definitions that earlier messages contain: they may be called, and are not rendered again.
+        forms: by the names of tools that take free text, what it must look like; such a tool has the single
+            parameter of :func:`model.text.grammar.calls.text_tool`.
+        stop: strings that end the reply; empty ones are ignored.
+        n: the number of replies.
+        top_logprobs: how many alternatives to report per token (0 to 20); None for no log probabilities.
+        max_tokens: the longest reply; None for what the context leaves.
+        min_tokens: the fewest tokens before the reply may end by itself.
+        ignore_eos: whether the reply ends at ``max_tokens`` only.
+        prediction: text that the reply is likely to contain, which can make decoding faster.
+        tells_prefill: whether the client is shown the progress of a long prefill.
+        continues: whether the reply continues the last message; None does so if that is the assistant's.
+        chat_template_kwargs: variables of the chat template.
         user: the end user that the client names, for the log.
-        names: what the dialect calls attributes and their parts, by their path here; the longest path counts.
+        names: the dialect's names of attributes and their parts, by their path here; the longest path wins.
     """
 
     id: str
@@ -139,7 +137,7 @@ class Turn:
 
 @contextmanager
 def named_as(names: Mapping[str, str]) -> Generator[None, None, None]:
-    """Errors that are raised inside name their field as ``names`` has it."""
+    """Rename the fields that errors raised inside name, by ``names``."""
     try:
         yield
     except InputError as error:
@@ -149,7 +147,7 @@ def named_as(names: Mapping[str, str]) -> Generator[None, None, None]:
 
 
 def renamed(error: InputError, names: Mapping[str, str]) -> InputError:
-    """``error`` with its field renamed, in its sentence too."""
+    """``error`` with its field renamed, in its message too."""
     param = error.param or ""
     known = [path for path in names if param == path or param.startswith((f"{path}.", f"{path}["))]
     if not known:
