@@ -1,4 +1,4 @@
-"""One request on its way through the engine and out to its client, seen from the event loop."""
+"""The run of one request on the event loop: its events from the engine, and its answer to the client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from server.telemetry.record import RequestRecord
 from server.turn.reply import Replies, plan_body
 
 CLIENT_GONE = 499
-"""nginx's status for a client that left; nobody sees it but the middleware."""
+"""nginx's status for a client that has disconnected; only the middleware sees it."""
 PLAN_HEADER = "X-Crossturn-Plan"
-"""For clients that look at headers only: the ``crossturn`` object as JSON, in ASCII."""
+"""The ``crossturn`` object as JSON in ASCII, for clients that read only headers."""
 
 
 class Wakeable(Protocol):
-    """What a courier needs of an event loop."""
+    """The part of an event loop that a courier uses."""
 
     def call_soon_threadsafe(self, callback: Callable[[], None], /) -> object:
         """Call from the loop's thread, soon. Raises RuntimeError when the loop is closed."""
@@ -37,8 +37,8 @@ class Wakeable(Protocol):
 
 
 class Courier:
-    """Takes along whatever was posted until it is under way: the engine tells all its replies at the same
-    moment, and to wake the event loop takes a system call and the interpreter's lock."""
+    """Brings events from the engine thread to the event loop, many per wake-up: the engine emits those of all
+    its replies at the same moment, and a wake-up takes a system call and the interpreter's lock."""
 
     def __init__(self, loop: Wakeable) -> None:
         self._loop = loop
@@ -50,28 +50,29 @@ class Courier:
         self._posted.append((queue, event))
         if not self._is_called:
             self._is_called = True
-            # The loop is closed when the server has gone while the engine still winds down.
+            # The loop may be closed already while the engine still winds down.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._is_called = False  # first: what is posted from here on is either found below or calls again
+        self._is_called = False  # first: an event posted from here on is either found below or calls again
         while self._posted:
             queue, event = self._posted.popleft()
             queue.put_nowait(event)
 
 
 class Run:
-    """Carries events from the engine thread to whoever encodes them, and a cancel back.
+    """Carries the events of a request from the engine thread to its encoder, and a cancellation back.
 
-    A run may consist of several generation requests (a list of prompts); their replies are numbered on.
+    A run may consist of several generation requests, one for each of a list of prompts; their replies are
+    numbered consecutively.
 
     Args:
-        engine: what does the work.
+        engine: generates the replies.
         courier: brings the engine's events.
         record: the run's line in the log, written when the run ends.
-        live: the runs in progress; this one is among them while its events are listened to.
-        stall_s: give up when neither this run nor the engine has moved for so long.
+        live: the runs in progress; this one is among them while its events are consumed.
+        stall_s: the run fails when neither it nor the engine has made progress for so long.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Run:
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
 
     def _emit_from(self, first_index: int) -> Emit:
-        """Takes the events of a request whose replies are numbered from ``first_index``."""
+        """The ``emit`` of a request whose replies are numbered from ``first_index``."""
 
         def emit(event: Event) -> None:
             if first_index and isinstance(event, Progress | Finished):
@@ -99,16 +100,16 @@ class Run:
         return emit
 
     def fail(self, failure: Failed) -> None:
-        """End the run from this side, with ``failure`` as its last event."""
+        """End the run with ``failure`` as its last event."""
         self._queue.put_nowait(failure)
 
     async def events(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Event, None]:
-        """Submit ``requests`` and yield their events up to the last reply's end.
+        """Submit ``requests`` and yield their events up to the end of the last reply.
 
-        Whoever stops listening (closes the iterator, or is cancelled) cancels them.
+        Closing the iterator, or cancelling the task that consumes it, cancels the requests.
 
         Raises:
-            CrossturnError: a request failed, or nothing moves any more.
+            CrossturnError: a request failed, or the engine has stalled.
         """
         n_open = 0
         self.record.slot = requests[0].slot
@@ -139,7 +140,7 @@ class Run:
         return await self._queue.get()
 
     def _on_silence(self) -> None:
-        """Nothing was heard of this run: give it up unless the engine has moved."""
+        """No event has come for a while: fail the run unless the engine has made progress."""
         n_steps = self._engine.n_steps
         if n_steps == self._pulse and self._queue.empty():
             self.fail(Failed(f"The engine has not moved for {self._stall_s:g} s.", kind="internal"))
@@ -147,7 +148,7 @@ class Run:
 
 
 def http_error(failure: Failed) -> CrossturnError:
-    """What a client is told of ``failure``."""
+    """The error that a client gets for ``failure``."""
     if failure.kind == "invalid":
         return InputError(failure.message, param=failure.param, code="invalid_value")
     if failure.kind == "rate_limited":
@@ -160,43 +161,39 @@ def http_error(failure: Failed) -> CrossturnError:
 
 
 class ReplyEncoder(StreamManners, Protocol):
-    """One dialect's way to tell a reply."""
+    """Encodes the replies of one request in its dialect."""
 
     @property
     def replies(self) -> Replies:
-        """What was told so far; :meth:`frames` takes every event in."""
+        """The replies so far: those of the events that :meth:`frames` was given."""
         ...
 
     def frames(self, event: Event) -> Iterable[Frame]:
-        """Take in ``event``; the frames that it makes in a stream."""
+        """Add ``event`` to the replies; the frames that it makes in a stream."""
         ...
 
     def body(self) -> Mapping[str, Any]:
-        """The whole reply, once every event was taken in."""
+        """The whole body, after the last event."""
         ...
-
-
-def _nothing() -> None:
-    """Nobody waits for the delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A composed request on its way out.
+    """Runs composed requests and sends their replies, as a stream or as one body.
 
     Attributes:
         headers: of the response, besides ``X-Request-Id`` and the plan.
-        on_delivered: called when the last event was encoded.
+        on_delivered: called after the last event is encoded.
     """
 
     run: Run
     generations: Sequence[GenerationRequest]
     encoder: ReplyEncoder
     headers: Mapping[str, str] = field(default_factory=dict)
-    on_delivered: Callable[[], None] = _nothing
+    on_delivered: Callable[[], None] = lambda: None
 
     async def send(self, request: Request, settings: Settings, *, stream: bool) -> Response:
-        """The response: a stream, or the whole body once it is there."""
+        """The response: a stream at once, or the body when it is complete."""
         self.run.record.trace_parent = request.headers.get("traceparent")
         if stream:
             return EventStream(
@@ -212,7 +209,7 @@ class Answer:
         return JSONResponse(body, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
-        """The plan is among them as soon as there is one."""
+        """The headers of the response; the plan is among them as soon as it is known."""
         plans = self.encoder.replies.plans
         plan = {PLAN_HEADER: json.dumps(plan_body(plans[0]))} if plans else {}
         return {"X-Request-Id": self.run.record.id, **plan, **self.headers}

@@ -1,5 +1,4 @@
-"""Server-sent events: frames, keep-alives, clients that leave or stall, and the end of a stream whatever
-happens."""
+"""Server-sent events: frames, keep-alives, clients that disconnect or stall, and how a stream ends."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ log = logging.getLogger("crossturn.stream")
 T = TypeVar("T")
 
 COMMENT = b": keep-alive\n\n"
-"""Clients skip it, proxies see that the connection lives."""
+"""A comment: clients skip it, and proxies see that the connection is alive."""
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-"""What JSON leaves as it is and some clients take for the end of a line."""
+"""Characters that JSON need not escape, and that some clients take for the end of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One event of a stream: its JSON, and its name where the dialect gives it one."""
+    """One event of a stream: its JSON, and its name where the dialect has names."""
 
     data: Mapping[str, Any]
     event: str | None = None
@@ -45,35 +44,35 @@ class Frame:
 
 
 class StreamManners(Protocol):
-    """How a dialect's streams behave besides what they tell."""
+    """What a dialect sends in its streams besides the reply."""
 
     @property
     def keep_alive(self) -> bytes:
-        """Sent when nothing else was for a while."""
+        """Sent after a while without frames."""
         ...
 
     @property
     def last(self) -> bytes:
-        """The end of every stream, an error's too; may be empty."""
+        """The end of every stream, of a failed one too; may be empty."""
         ...
 
     def failure(self, error: Exception) -> Iterable[Frame]:
-        """What tells ``error``, once the stream has begun."""
+        """The frames that report ``error`` in a stream that has begun."""
         ...
 
 
 class EventStream(Response):
     """Streams the frames of one reply.
 
-    Headers wait for the first frame or the first keep-alive, whichever comes first: what fails before that is
-    an ordinary error response, what fails later is told as the dialect does.
+    The headers wait for the first frame or the first keep-alive, whichever comes first. A failure before that
+    is an ordinary error response; a later one is reported in the stream, as its dialect does.
 
     Args:
-        frames: in order; closed when the client goes away.
+        frames: in order; the generator is closed when the client disconnects.
         manners: the dialect's.
-        headers: asked for when the first frame or keep-alive is sent.
-        keep_alive_s: send a keep-alive when nothing else was sent for so long.
-        stall_s: close the connection when the client takes no bytes for so long.
+        headers: called when the first frame or keep-alive is sent.
+        keep_alive_s: a keep-alive is sent after so long without a frame.
+        stall_s: the connection is closed when the client takes no bytes for so long.
     """
 
     def __init__(
@@ -142,10 +141,11 @@ class EventStream(Response):
 class _Wire:
     """Sends the frames of one response, and keep-alives between them.
 
-    A keep-alive is sent beside the stream, whose task waits for its next frame meanwhile; frames wait for it.
+    Keep-alives are sent by tasks of their own while the stream waits for its next frame; a lock keeps the two
+    apart.
 
     Args:
-        start: makes what is sent before the first of them.
+        start: makes the message that comes before the first of them.
         keep_alive: the bytes of a keep-alive.
     """
 
@@ -159,7 +159,7 @@ class _Wire:
 
     @property
     def is_sending(self) -> bool:
-        """Something is on its way that the client has not taken yet."""
+        """Whether bytes are being sent that the client has not taken yet."""
         return self._turn.locked()
 
     def keep_alive(self) -> None:
@@ -168,7 +168,7 @@ class _Wire:
             self._keeping_alive = asyncio.ensure_future(self.send(self._keep_alive))
 
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send ``data``; nothing follows what is last."""
+        """Send ``data``; nothing follows the last."""
         async with self._turn:
             if not self.has_begun:
                 self.has_begun = True
@@ -176,13 +176,13 @@ class _Wire:
             await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     def close(self) -> None:
-        """Send no more: a keep-alive that is not taken yet is given up."""
+        """Cancel a keep-alive that the client has not taken yet."""
         if self._keeping_alive is not None:
             self._keeping_alive.cancel()
 
 
 class Clock(Protocol):
-    """What a watch needs of an event loop."""
+    """The part of an event loop that a watch uses."""
 
     def time(self) -> float: ...
 
@@ -190,7 +190,7 @@ class Clock(Protocol):
 
 
 class Timer(Protocol):
-    """A call that is still to come."""
+    """A call that is scheduled."""
 
     def cancel(self) -> None: ...
 
@@ -198,10 +198,10 @@ class Timer(Protocol):
 class Watch:
     """Calls ``on_silence`` when ``seconds`` have passed since :attr:`noted_at`, and again after as many.
 
-    It is for what happens often: to note it is an assignment and sets no timer. Runs while it is entered.
+    Made for frequent events: noting one is an assignment and sets no timer. Runs while it is entered.
 
     Attributes:
-        noted_at: when it happened last, by the event loop's clock. Whoever sees it happen sets this.
+        noted_at: when the last event happened, by the event loop's clock; set by the owner of the watch.
     """
 
     def __init__(self, seconds: float, on_silence: Callable[[], None], *, loop: Clock | None = None) -> None:
@@ -235,9 +235,9 @@ class Watch:
 
 
 async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """Await ``work``, or cancel it when the client disconnects; None says that the client is gone.
+    """Await ``work``, or cancel it when the client disconnects; None when the client has disconnected.
 
-    ``receive`` must have delivered the whole body before.
+    The whole body must have been received before.
     """
     working = asyncio.ensure_future(work)
     listening = asyncio.ensure_future(_disconnected(receive))
@@ -251,7 +251,7 @@ async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -
     if is_done:
         return working.result()
     if not working.cancelled():
-        working.exception()  # retrieved, so that asyncio does not report it as lost
+        working.exception()  # retrieved, so that asyncio does not log it as never retrieved
     return None
 
 
