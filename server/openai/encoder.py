@@ -18,6 +18,7 @@ from server.openai.bodies import (
     ChunkChoice,
     CompletionDetails,
     ContentLogprob,
+    Finish,
     FunctionBody,
     FunctionDelta,
     Logprobs,
@@ -34,20 +35,21 @@ from server.settings import ReasoningField
 from server.turn.reply import Replies, Reply, plan_body
 
 _FLOOR = -9999.0
-"""What OpenAI writes for a token that cannot be; JSON has no infinity."""
+"""The log probability that OpenAI gives for an impossible token; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReplyShape:
-    """What the request decides about its reply's form.
+    """The form of a reply, as its request asks for it.
 
     Attributes:
         n: how many replies are wanted.
+        token_bytes: gives the bytes of a token id.
         has_logprobs: whether content tokens come with log probabilities.
         include_usage: whether the stream ends with a chunk of token counts.
         counts_tokens: whether every chunk of the stream has the counts so far.
-        service_tier: named when the request names one.
-        metadata: the request's, given back with the whole reply.
+        service_tier: set when the request has one.
+        metadata: the request's, returned with a whole reply.
     """
 
     id: str
@@ -64,10 +66,10 @@ class ChatReplyShape:
 
 
 class OpenAIManners:
-    """The ground of this dialect's encoders: comments keep a stream alive, ``[DONE]`` ends it.
+    """Base of this dialect's encoders: comments keep a stream alive, and ``[DONE]`` ends it.
 
     Args:
-        n: replies wanted.
+        n: how many replies are wanted.
     """
 
     keep_alive = COMMENT
@@ -82,7 +84,7 @@ class OpenAIManners:
 
 
 class ChatEncoder(OpenAIManners):
-    """Encodes one request's replies."""
+    """Encodes the replies of one request."""
 
     def __init__(self, shape: ChatReplyShape) -> None:
         super().__init__(shape.n)
@@ -90,8 +92,8 @@ class ChatEncoder(OpenAIManners):
         self._logprobs: list[list[ContentLogprob]] = [[] for _ in range(shape.n)]
 
     def frames(self, event: Event) -> list[Frame]:
-        """Take in ``event``; the frames that it makes: the roles come first, the plan with the first and
-        the last one."""
+        """Add ``event`` to the replies; the frames that it makes. The roles come first, and the plan in the
+        first and the last frame."""
         self.replies.take_in(event)
         return [Frame(chunk) for chunk in self._chunks(event)]
 
@@ -107,7 +109,7 @@ class ChatEncoder(OpenAIManners):
                 yield from self._endings(event)
 
     def body(self) -> ChatCompletion:
-        """The whole reply, once every event was taken in."""
+        """The whole body, after the last event."""
         shape, replies = self._shape, self.replies
         body = ChatCompletion(
             id=shape.id,
@@ -151,8 +153,8 @@ class ChatEncoder(OpenAIManners):
         return chunk
 
     def _growth(self, event: Progress) -> Iterator[ChatCompletionChunk]:
-        told = event.logprobs if self._shape.has_logprobs else ()
-        self._logprobs[event.index] += (entries := logprob_bodies(told, self._shape.token_bytes))
+        wanted = event.logprobs if self._shape.has_logprobs else ()
+        self._logprobs[event.index] += (entries := logprob_bodies(wanted, self._shape.token_bytes))
         for kind, group in groupby(event.deltas, type):
             logprobs = None
             if kind is ContentDelta and entries:
@@ -213,23 +215,23 @@ def _choice(
     index: int,
     delta: ReplyDelta,
     logprobs: Logprobs | None = None,
-    finish_reason: Literal["stop", "length", "tool_calls"] | None = None,
+    finish_reason: Finish | None = None,
 ) -> ChunkChoice:
     return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
 
 
 def _delta(kind: type[Any], deltas: Sequence[Any], shape: ChatReplyShape) -> ReplyDelta:
-    """Deltas of one kind as one."""
+    """Consecutive ``deltas`` of one kind as one."""
     if kind is ContentDelta:
         return ReplyDelta(content="".join(delta.text for delta in deltas))
     if kind is ReasoningDelta:
         thought = "".join(delta.text for delta in deltas)
-        told = ReplyDelta()
+        delta = ReplyDelta()
         if shape.reasoning_field != "reasoning":
-            told["reasoning_content"] = thought
+            delta["reasoning_content"] = thought
         if shape.reasoning_field != "reasoning_content":
-            told["reasoning"] = thought
-        return told
+            delta["reasoning"] = thought
+        return delta
     return ReplyDelta(tool_calls=[_call_delta(delta) for delta in deltas])
 
 
@@ -244,26 +246,8 @@ def _call_delta(delta: ToolCallStart | ToolCallArguments) -> ToolCallDelta:
     return ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.json_fragment))
 
 
-def usage_body(replies: Replies) -> Usage:
-    """``cached_tokens`` are the prompt tokens that were not read again."""
-    plans, finished = replies.plans, replies.ends
-    n_prompt = sum(plan.prompt_tokens for plan in plans)
-    n_reply = sum(reply.n_tokens for reply in finished)
-    return Usage(
-        prompt_tokens=n_prompt,
-        completion_tokens=n_reply,
-        total_tokens=n_prompt + n_reply,
-        prompt_tokens_details=PromptDetails(cached_tokens=sum(plan.reused_tokens for plan in plans)),
-        completion_tokens_details=CompletionDetails(
-            reasoning_tokens=sum(reply.n_reasoning_tokens for reply in finished),
-            accepted_prediction_tokens=sum(reply.n_accepted for reply in finished),
-            rejected_prediction_tokens=sum(reply.n_drafted - reply.n_accepted for reply in finished),
-        ),
-    )
-
-
 def usage_so_far(replies: Replies) -> Usage:
-    """The counts while replies are being written. How many of the tokens are thought is known at the end."""
+    """The counts while replies are decoded; ``cached_tokens`` are the prompt tokens that were reused."""
     n_prompt = sum(plan.prompt_tokens for plan in replies.plans)
     n_reply = sum(replies.n_tokens)
     return Usage(
@@ -274,13 +258,26 @@ def usage_so_far(replies: Replies) -> Usage:
     )
 
 
+def usage_body(replies: Replies) -> Usage:
+    """The counts when all replies have ended: only then is the number of reasoning tokens known."""
+    usage, ends = usage_so_far(replies), replies.ends
+    usage["completion_tokens_details"] = CompletionDetails(
+        reasoning_tokens=sum(end.n_reasoning_tokens for end in ends),
+        accepted_prediction_tokens=sum(end.n_accepted for end in ends),
+        rejected_prediction_tokens=sum(end.n_drafted - end.n_accepted for end in ends),
+    )
+    return usage
+
+
 def floored(logprob: float) -> float:
-    """``logprob`` as JSON can have it."""
+    """``logprob``, which may be minus infinity, as a number that JSON has."""
     return max(logprob, _FLOOR)
 
 
-def logprob_bodies(told: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[ContentLogprob]:
-    """The entries of ``told``, which only content has; ``token_bytes`` gives the bytes of a token id."""
+def logprob_bodies(
+    logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]
+) -> list[ContentLogprob]:
+    """The bodies of ``logprobs``; ``token_bytes`` gives the bytes of a token id."""
 
     def token(token_id: int, logprob: float) -> TopLogprob:
         data = token_bytes(token_id)
@@ -290,5 +287,5 @@ def logprob_bodies(told: Iterable[TokenLogprob], token_bytes: Callable[[int], by
         ContentLogprob(
             **token(one.token_id, one.logprob), top_logprobs=[token(*pair) for pair in one.alternatives]
         )
-        for one in told
+        for one in logprobs
     ]
