@@ -10,11 +10,15 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from model.text.conversation import OPENER
-from model.text.guard import Guard
+from model.errors import PromptTooLongError
+from model.text.conversation import OPENER, Guard
 from model.text.tokenizer import TextTokenizer
 
 Ids = NDArray[np.uint32]
+Blocks = list[tuple[str, Ids]]
+"""The text and ids of each block of a render."""
+PATIENCE = 4
+"""How many times the context a prompt is read to tell its length; beyond that it is only said to be long."""
 MIN_CHARS_CUT = 2048
 """Shorter texts are encoded at once: half a millisecond."""
 N_BYTES_PER_ENTRY = 200
@@ -73,21 +77,28 @@ class BlockEncoder:
         self._blocks = IdsMemo(budget_bytes // 2)
         self._paragraphs = IdsMemo(budget_bytes // 2)
 
-    def encode(self, texts: Sequence[str], guard: Guard, max_tokens: int | None = None) -> list[Ids]:
-        """Ids of each block of :func:`blocks_of`.
+    def encode(self, text: str, guard: Guard, max_tokens: int | None = None) -> Blocks:
+        """The blocks of rendered ``text``, which ``guard`` still guards.
 
         Raises:
-            TooLongError: they are more than ``max_tokens``; encoding stopped soon after so many.
+            PromptTooLongError: they have more than ``max_tokens`` tokens; of far more not all are made.
         """
+        if max_tokens is not None and len(text) > max_tokens:
+            n_tokens = self._tokenizer.min_tokens(text)
+            if n_tokens > max_tokens:
+                raise PromptTooLongError(n_tokens, max_tokens, is_exact=False)
         # The same guarded text stands for other typed text under another guard.
         recall = _encoded_anew if guard.attempt else self._blocks.recall
-        ids: list[Ids] = []
+        blocks: Blocks = []
         n_tokens = 0
-        for text in texts:
-            ids.append(recall(text, partial(self._block, guard=guard, max_tokens=max_tokens)))
-            n_tokens += len(ids[-1])
+        for block in _cut(text):
+            ids = recall(block, partial(self._block, guard=guard, max_tokens=max_tokens))
+            blocks.append((block, ids))
+            n_tokens += len(ids)
             _check(n_tokens, max_tokens)
-        return ids
+        if max_tokens is not None and n_tokens > max_tokens:
+            raise PromptTooLongError(n_tokens, max_tokens)
+        return blocks
 
     def _block(self, text: str, guard: Guard, max_tokens: int | None) -> Ids:
         segments = self._tokenizer.split(text)
@@ -114,24 +125,16 @@ class BlockEncoder:
         return joined(parts)
 
 
-class TooLongError(Exception):
-    """The text has at least ``n_tokens`` tokens, which is too many. Never leaves ``model/text/chat.py``."""
-
-    def __init__(self, n_tokens: int) -> None:
-        super().__init__(n_tokens)
-        self.n_tokens = n_tokens
-
-
 def _check(n_tokens: int, max_tokens: int | None) -> None:
-    if max_tokens is not None and n_tokens > max_tokens:
-        raise TooLongError(n_tokens)
+    if max_tokens is not None and n_tokens > PATIENCE * max_tokens:
+        raise PromptTooLongError(n_tokens, max_tokens, is_exact=False)
 
 
 def _encoded_anew(text: str, make: Callable[[str], Ids]) -> Ids:
     return make(text)
 
 
-def blocks_of(text: str) -> list[str]:
+def _cut(text: str) -> list[str]:
     """Rendered text cut before every opening of a message. Joined they are the text."""
     before, *messages = text.split(OPENER)
     return [before, *(OPENER + message for message in messages)]

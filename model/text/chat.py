@@ -1,13 +1,20 @@
 """Turns a conversation into the token ids of its prompt, by the checkpoint's own template.
 
 Control tokens come from the template alone: what people typed is guarded while it renders
-(``model/text/guard.py``) and then encoded as text. So the positions where messages begin are known from
-rendering, and no message can open another one.
+(``model/text/conversation.py``) and then encoded as text. So the positions where messages begin are known
+from rendering, and no message can open another one.
+
+A turn later the template writes part of the history anew: it drops thoughts, and writes the assistant's
+head in another way. The points up to which nothing changes are found by rendering what may come next
+and comparing ids. Exactly so, that costs a render of the whole conversation for each possibility; for
+the family's templates the end of the conversation tells as much (:func:`tail_of`), because nothing
+before the last question depends on what follows it. Whether that holds is tried out on a few
+conversations when a format is loaded, and checked against the prompt's own blocks every time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,18 +22,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.errors import CheckpointError, InputError, PromptTooLongError
-from model.text.blocks import BlockEncoder, TooLongError, blocks_of, joined, n_common
+from model.errors import CheckpointError, InputError
+from model.text.blocks import BlockEncoder, Blocks, joined, n_common
 from model.text.conversation import OPENER, Conversation, prepare
-from model.text.messages import END_THINK, THINK, Message
-from model.text.nextturns import Blocks, Render, next_turns, shared_points, shared_points_from_tail
+from model.text.messages import END_THINK, THINK, Message, is_question
 from model.text.template import ChatTemplate, TemplateRefusedError
 from model.text.tokenizer import TextTokenizer
 
 MEMO_BUDGET_BYTES = 128 * 1024 * 1024
 """About a hundred conversations of 110,000 tokens."""
-PATIENCE = 4
-"""How many times the context a prompt is read to tell its length; beyond that it is only said to be long."""
+N_GROUPS_KEPT = 2
+"""Assistant messages, with their results, kept at either end of a long tool loop."""
+Render = Callable[[Sequence[Message]], Blocks]
 TRIAL_MESSAGES: dict[str, Message] = {
     "system": {"role": "system", "content": "s"},
     "user": {"role": "user", "content": "u"},
@@ -180,21 +187,7 @@ class ChatFormat:
         return prepare(self._template, self._controls, messages, tools, kwargs or {})
 
     def _blocks(self, conversation: Conversation, text: str, max_tokens: int | None = None) -> Blocks:
-        if max_tokens is not None and len(text) > max_tokens:
-            n_tokens = self._tokenizer.min_tokens(text)
-            if n_tokens > max_tokens:
-                raise PromptTooLongError(n_tokens, max_tokens, is_exact=False)
-        texts = blocks_of(text)
-        try:
-            limit = None if max_tokens is None else PATIENCE * max_tokens
-            ids = self._encoder.encode(texts, conversation.guard, limit)
-        except TooLongError as error:
-            assert max_tokens is not None
-            raise PromptTooLongError(error.n_tokens, max_tokens, is_exact=False) from error
-        n_tokens = sum(map(len, ids))
-        if max_tokens is not None and n_tokens > max_tokens:
-            raise PromptTooLongError(n_tokens, max_tokens)
-        return list(zip(texts, ids, strict=True))
+        return self._encoder.encode(text, conversation.guard, max_tokens)
 
     def _render_final(self, conversation: Conversation, max_tokens: int | None) -> RenderedPrompt:
         """The prompt that breaks off inside the last message."""
@@ -263,3 +256,97 @@ def _prompt(blocks: Blocks, points: tuple[int, ...]) -> RenderedPrompt:
         begins_content=not opens_thought and bool(tail.partition("\n")[2].strip()),
         system_end=(*starts, n)[1] if has_system else 0,
     )
+
+
+def next_turns(*, tools: bool, content: str = "") -> Iterator[list[Message]]:
+    """What may come next, with placeholder texts: a reply and a question, and with ``tools`` a call and
+    its result; each with the thought sent back and without. The reply's content begins with ``content``."""
+    call = {"type": "function", "function": {"name": "a", "arguments": {}}}
+    for thought in ({}, {"reasoning_content": "a"}):
+        reply: Message = {"role": "assistant", "content": f"{content}a", **thought}
+        yield [reply, {"role": "user", "content": "a"}]
+        if tools:
+            yield [reply | {"tool_calls": [call]}, {"role": "tool", "content": "a"}]
+
+
+def shared_points(
+    prompt: Blocks, history: Sequence[Message], turns: Sequence[Sequence[Message]], render: Render
+) -> tuple[int, ...]:
+    """The exact points, ascending, each greater than 0 and less than the prompt's length.
+
+    Args:
+        prompt: the prompt's blocks.
+        history: the messages before the turns.
+        turns: what may come next.
+        render: renders messages with the head of a next reply.
+    """
+    return _inside(prompt, (_point(prompt, render([*history, *turn])) for turn in turns))
+
+
+def shared_points_from_tail(
+    prompt: Blocks, history: Sequence[Message], turns: Sequence[Sequence[Message]], render: Render
+) -> tuple[int, ...] | None:
+    """The same from the end of the conversation alone; None where the prompt does not bear it out."""
+    tail = tail_of(history)
+    short = render(tail)
+    starts = list(accumulate((len(ids) for _, ids in prompt), initial=0))
+    points: list[int] = []
+    for turn in turns:
+        following = render([*tail, *turn])
+        index = _first_difference(short, following)
+        place = _place_in(prompt, short, index)
+        if place is None:
+            return None
+        points.append(starts[place] + _n_common_at(short, following, index))
+    return _inside(prompt, points)
+
+
+def tail_of(messages: Sequence[Message]) -> list[Message]:
+    """The messages from the last question on. Of a long tool loop behind it only both ends."""
+    last = max((i for i, m in enumerate(messages) if is_question(m)), default=0)
+    tail = list(messages[last:])
+    replies = [i for i, m in enumerate(tail) if m["role"] == "assistant"]
+    if len(replies) <= 2 * N_GROUPS_KEPT:
+        return tail
+    return tail[: replies[N_GROUPS_KEPT]] + tail[replies[-N_GROUPS_KEPT] :]
+
+
+def _inside(prompt: Blocks, points: Sequence[int] | Iterator[int]) -> tuple[int, ...]:
+    n = sum(len(ids) for _, ids in prompt)
+    return tuple(sorted({point for point in points if 0 < point < n}))
+
+
+def _point(prompt: Blocks, following: Blocks) -> int:
+    index = _first_difference(prompt, following)
+    return sum(len(ids) for _, ids in prompt[:index]) + _n_common_at(prompt, following, index)
+
+
+def _first_difference(one: Blocks, other: Blocks) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a[0] != b[0]), min(len(one), len(other)))
+
+
+def _n_common_at(one: Blocks, other: Blocks, index: int) -> int:
+    within = index < min(len(one), len(other))
+    return n_common(one[index][1], other[index][1]) if within else 0
+
+
+def _place_in(prompt: Blocks, short: Blocks, index: int) -> int | None:
+    """The block of the prompt that block ``index`` of the short render is: counted from the last question
+    on, where what lies between is the same, else from the end. In this order, because the calls of a
+    loop may all read alike."""
+    if index >= len(short):
+        return None
+    texts, short_texts = [text for text, _ in prompt], [text for text, _ in short]
+    first = next((i for i, text in enumerate(short_texts) if i and not _is_system(text)), len(short))
+    if first <= index and short_texts[first] in texts:
+        question = len(texts) - 1 - texts[::-1].index(short_texts[first])
+        place = question + index - first
+        if texts[question : place + 1] == short_texts[first : index + 1]:
+            return place
+    from_end = len(texts) - len(short_texts) + index
+    return from_end if from_end >= 0 and texts[from_end:] == short_texts[index:] else None
+
+
+def _is_system(block: str) -> bool:
+    return "system\n" in block[: block.find("\n") + 1]

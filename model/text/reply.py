@@ -16,8 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from model.text.deltas import ContentDelta, Delta, ReasoningDelta, joined
-from model.text.stops import Detokenizer, Piece, StopReader
+from model.text.deltas import ContentDelta, Delta, Detokenizer, Piece, ReasoningDelta, StopReader, joined
 from model.text.thinking import ThoughtCallReader, ThoughtReader
 from model.text.tokenizer import TextTokenizer
 from model.text.toolcalls import ToolCallReader, schemas_by_name
@@ -51,7 +50,7 @@ class ReplyReader:
         may_think: bool = True,
         is_constrained: bool = False,
     ) -> None:
-        schemas = schemas_by_name(tools or ())
+        schemas = schemas_by_name(tools) if tools else {}
         self._is_constrained = is_constrained
         self._text = Detokenizer(tokenizer)
         self._thought = ThoughtReader(

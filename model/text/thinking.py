@@ -13,10 +13,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from model.text.deltas import ToolCallArguments, ToolCallStart
+from model.text.deltas import Piece, ToolCallArguments, ToolCallStart, n_begun, n_trailing_space
 from model.text.messages import END_THINK, THINK
 from model.text.schemas.fitting import fits
-from model.text.stops import Piece, n_begun, n_trailing_space
 from model.text.toolcalls import CallDelta, ToolCallReader
 from model.text.values import CALL, END_CALL
 

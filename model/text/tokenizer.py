@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.errors import CheckpointError
-from model.text.guard import well_formed
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +187,17 @@ SHOWN_CONTROLS = frozenset(
     {"<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"}
 )
 """Control tokens that are part of a reply's own markup, shown even where a file calls them special."""
+
+
+def well_formed(text: str) -> str:
+    """``text`` without lone surrogates: halves of a pair that stand together are joined, others become
+    U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Two halves of a pair may have arrived as two escapes: UTF-16 joins them, the rest is replaced.
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 def _ids(encoder: Tokenizer, text: str) -> NDArray[np.uint32]:

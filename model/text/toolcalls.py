@@ -30,9 +30,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from model.text.arguments import ParameterType, parameter_type, quoted
-from model.text.deltas import ToolCallArguments, ToolCallStart
+from model.text.deltas import Piece, ToolCallArguments, ToolCallStart, n_begun, n_trailing_space
 from model.text.schemas.reading import members
-from model.text.stops import Piece, n_begun, n_trailing_space
 from model.text.values import (
     CALL,
     END_CALL,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model.errors import CheckpointError, InputError, PromptTooLongError
 from model.text.chat import ChatFormat, RenderedPrompt
-from model.text.guard import STAND_INS
+from model.text.conversation import STAND_INS
 from model.text.messages import normalise
 from model.text.tokenizer import TextTokenizer
 from tests.fakes.chatml import (

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.text.chat import RenderedPrompt
-from model.text.nextturns import tail_of
+from model.text.chat import RenderedPrompt, tail_of
 from tests.fakes.chatml import (
     DATED,
     KEEPS_THOUGHTS,

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from model.errors import CheckpointError
 from model.text.blocks import IdsMemo
-from model.text.stops import Detokenizer
+from model.text.deltas import Detokenizer
 from model.text.tokenizer import BORDERS, MAX_PIECE_CHARS, TextTokenizer, cut
 from tests.fakes.chatml import DEMO, tokenizer_with
 
