@@ -13,7 +13,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from model.sampling import likeliest
+from model.drawing import likeliest
 
 Told = tuple[float, tuple[tuple[int, float], ...]]
 """A token's log probability, and (id, log probability) of the alternatives, falling."""
