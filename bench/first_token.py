@@ -25,8 +25,8 @@ from model.backend import detect  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
 from model.checkpoint.load import load  # noqa: E402
 from model.devices.cpu.attention import attend  # noqa: E402
-from model.devices.cpu.crew import Crew  # noqa: E402
 from model.devices.cpu.host import n_usable_cores  # noqa: E402
+from model.devices.cpu.rows import Crew  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.layers.ops import fused_attention  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402

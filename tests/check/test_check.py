@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import model.devices.cpu.attention as cpu_attention
-import model.devices.cpu.feed_forward as cpu_feed_forward
 import model.devices.cpu.gdn as cpu_gdn
-import model.devices.cpu.step as cpu_step
+import model.devices.cpu.network as cpu_network
 import model.devices.metal.delta_rule as metal_rule
 import model.devices.metal.device as metal_device
 import model.state as model_state
@@ -72,11 +71,11 @@ def scaled(function: Callable[..., Any], which: int | None = None) -> Callable[.
 
 
 def plant_in_norms(patch: Patch) -> None:
-    patch.setattr(cpu_step.RmsNorm, "__call__", scaled(cpu_step.RmsNorm.__call__))
+    patch.setattr(cpu_network.RmsNorm, "__call__", scaled(cpu_network.RmsNorm.__call__))
 
 
 def plant_in_feed_forward(patch: Patch) -> None:
-    patch.setattr(cpu_feed_forward, "silu", scaled(cpu_feed_forward.silu))
+    patch.setattr(cpu_network, "silu", scaled(cpu_network.silu))
 
 
 def plant_in_prompt_state(patch: Patch) -> None:

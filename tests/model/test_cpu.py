@@ -20,11 +20,10 @@ from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.load import load
 from model.devices.cpu import attention, rows
 from model.devices.cpu.attention import CpuAttention
-from model.devices.cpu.crew import Crew
-from model.devices.cpu.feed_forward import CpuFeedForward
 from model.devices.cpu.gdn import CpuGdn
+from model.devices.cpu.network import CpuFeedForward, CpuStep
 from model.devices.cpu.operations import cpu_ops
-from model.devices.cpu.step import CpuStep
+from model.devices.cpu.rows import Crew
 from model.kv import KvLayout, KvRows, Members, merge
 from model.layers.attention import Attention, StepGroup
 from model.layers.feed_forward import FeedForward

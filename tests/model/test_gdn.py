@@ -10,7 +10,7 @@ import pytest
 
 from model.backend import detect
 from model.devices.cpu import operations
-from model.devices.cpu.delta_rule import CHUNK, delta_rule
+from model.devices.cpu.gdn_prompt import CHUNK, delta_rule
 from model.devices.metal.delta_rule import MetalKernel
 from model.layers.delta_rule import Chunked, DeltaRule, unit_lower_inverse
 from tests.fakes.recurrence import inputs, recurrence

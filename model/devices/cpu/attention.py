@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.checkpoint.config import ModelConfig
-from model.devices.cpu.crew import Crew
 from model.devices.cpu.rows import (
     MANY_ROWS,
     Array,
+    Crew,
     RmsNorm,
     can_multiply,
     is_plain,

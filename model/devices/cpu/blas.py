@@ -60,9 +60,10 @@ def use_openblas() -> bool:
 def use_one_thread(*, for_mlx: bool) -> None:
     """Keep NumPy's OpenBLAS, and MLX's too if ``for_mlx``, to the calling thread.
 
-    Prompts are read by threads that each call NumPy (:mod:`model.devices.cpu.crew`). An OpenBLAS that starts
-    threads of its own beside them takes their cores away: its threads go on looking for work for a while
-    after each product. So do those of MLX's, which gain nothing in steps over weights that fit the caches.
+    Prompts are read by threads that each call NumPy (:class:`model.devices.cpu.rows.Crew`). An OpenBLAS that
+    starts threads of its own beside them takes their cores away: its threads go on looking for work for a
+    while after each product. So do those of MLX's, which gain nothing in steps over weights that fit the
+    caches.
     """
     from threadpoolctl import ThreadpoolController
 

@@ -14,12 +14,11 @@ from model.checkpoint.weights import parameters
 from model.device import DeviceKind
 from model.devices.cpu.attention import CpuAttention
 from model.devices.cpu.blas import use_one_thread
-from model.devices.cpu.crew import Crew
-from model.devices.cpu.feed_forward import CpuFeedForward
 from model.devices.cpu.gdn import CpuGdn
 from model.devices.cpu.host import available_memory, n_usable_cores, usable_memory
+from model.devices.cpu.network import CpuFeedForward, CpuStep
 from model.devices.cpu.operations import cpu_ops
-from model.devices.cpu.step import CpuStep
+from model.devices.cpu.rows import Crew
 from model.errors import BackendError
 from model.layers.network import Network, head_of, network_of
 

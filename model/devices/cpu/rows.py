@@ -1,16 +1,20 @@
-"""Rows of float32 numbers in NumPy: products with a layer's matrix, shared out to threads, norms and
-sigmoids."""
+"""Rows of float32 numbers in NumPy on all cores: products with a layer's matrix, norms and sigmoids.
+
+MLX's CPU backend computes everything but its matrix products on one thread. NumPy lets go of Python's
+lock while it computes, so plain threads that call it run side by side.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, pairwise
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from model.devices.cpu.crew import Crew
 from model.layers.projection import unpacked
 
 Array = NDArray[np.float32]
@@ -22,6 +26,42 @@ _MATRIX_ROWS = 8
 # Numbers of a matrix that is worth the threads in a step, and of the share of it that stays in a core's cache
 # while one row after another meets it.
 _LARGE, _SHARE = 1 << 21, 1 << 19
+_UNIT_EPS = 1e-6  # on the sum of squares of a query or a key
+
+
+class Crew:
+    """The calling thread and ``size - 1`` helpers, which start when they are first needed.
+
+    Helpers must not touch MLX: its streams belong to the thread that made them.
+
+    Attributes:
+        size: threads that work at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._helpers = ThreadPoolExecutor(size, thread_name_prefix="crew")
+
+    def each(self, work: Callable[[int], object], n: int) -> None:
+        """Call ``work`` with 0 .. n - 1, each once, in no particular order; return when all are done.
+
+        Raises:
+            Exception: the first that ``work`` raised; what other threads had begun is finished by then.
+        """
+        numbers = count()
+
+        def run() -> None:
+            while (number := next(numbers)) < n:
+                work(number)
+
+        helping = [self._helpers.submit(run) for _ in range(min(self.size, n) - 1)]
+        try:
+            run()
+        finally:
+            faults = [helper.exception() for helper in helping]
+        for fault in faults:
+            if fault is not None:
+                raise fault
 
 
 def can_multiply(*layers: nn.Module) -> bool:
@@ -87,6 +127,11 @@ def one_plus_exp_minus(x: Array, out: Array) -> Array:
         np.exp(np.negative(x, out=out), out=out)
     out += 1.0
     return out
+
+
+def normalise(rows: Array, scale: float) -> None:
+    """Give every row the length ``scale``, in place."""
+    rows *= (np.float32(scale) / np.sqrt(np.vecdot(rows, rows) + np.float32(_UNIT_EPS)))[..., None]
 
 
 def _is_packed(layer: nn.Module) -> bool:

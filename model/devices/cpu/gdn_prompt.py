@@ -1,26 +1,27 @@
-"""What a GDN layer does between its projections on the CPU, in NumPy: many tokens on all cores, or a step.
+"""Many tokens of a GDN layer between its projections on the CPU, in NumPy on all cores.
 
-Of many tokens, a key head and the value heads that read it need nothing of the others from the convolution to
-the gated norm: the heads are shared out to the threads, which take blocks of tokens that fit a core's cache.
+A key head and the value heads that read it need nothing of the others from the convolution to the gated
+norm: the heads are shared out to the threads, which take blocks of tokens that fit a core's cache. The
+mathematics and the names of the delta rule are those of :mod:`model.layers.delta_rule`. U and W are solved
+for, 16 rows after 16 rows, where that multiplies by an inverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 
 from model.checkpoint.config import ModelConfig
-from model.devices.cpu.crew import Crew
-from model.devices.cpu.delta_rule import CHUNK, delta_rule
-from model.devices.cpu.rows import Array, one_plus_exp_minus, silu
-from model.state import Recurrent
+from model.devices.cpu.rows import Array, Crew, normalise, one_plus_exp_minus
 
 _PART = 512  # tokens at once, and
 _MOST_HEADS = 2  # key heads: what a thread has in hand then nearly fits a core's cache
-_NORM_EPS = 1e-6  # on the sum of squares of a query or a key
+CHUNK = 64
+_BLOCK = 16
+# Added to a difference of log decays, it leaves nothing of what a later token would give an earlier one.
+_PAST = np.where(np.tri(CHUNK, dtype=bool), 0.0, -np.inf).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,131 +88,6 @@ def mix(
     return out, last, captured
 
 
-def step(
-    rows: Rows, window: Array, state: Array, weights: MixWeights, config: ModelConfig
-) -> tuple[Array, Array, Array]:
-    """Feed one token to each of B sequences; see :func:`model.layers.delta_rule.delta_rule_step`.
-
-    Args:
-        rows: of the B tokens.
-        window: the rows of qkv before, [B, K - 1, C].
-        state: [B, Hv, Dv, Dk].
-
-    Returns:
-        The gated and normalised outputs [B, Hv * Dv], and new windows and states.
-    """
-    n_seqs, n_heads, dv, dk = state.shape
-    n_keys = config.n_key_heads
-    seen = np.concatenate([window, rows.qkv[:, None]], axis=1)
-    mixed = silu(np.einsum("bkc,kc->bc", seen, weights.taps))
-    keys = mixed[:, : 2 * n_keys * dk].reshape(n_seqs, 2 * n_keys, dk)
-    _normalise(keys, 1.0)
-    # Each key head as often as value heads read it: [B, Hv, Dk].
-    q, k = (np.repeat(side, n_heads // n_keys, axis=1) for side in (keys[:, :n_keys], keys[:, n_keys:]))
-    q *= np.float32(dk**-0.5)
-    v = mixed[:, 2 * n_keys * dk :].reshape(n_seqs, n_heads, dv)
-
-    decay = np.exp(weights.rate * np.logaddexp(rows.a + weights.dt_bias, np.float32(0.0)))[..., None]
-    beta = (1.0 / one_plus_exp_minus(rows.b, np.empty_like(rows.b)))[..., None]
-    error = beta * (v - decay * (state @ k[..., None])[..., 0])
-    # (g S + error k^T) q = g (S q) + error (k . q)
-    out = decay * (state @ q[..., None])[..., 0] + error * np.vecdot(k, q)[..., None]
-    after = state * decay[..., None]
-    after += error[..., None] * k[:, :, None]
-
-    out /= np.sqrt(np.vecdot(out, out) / np.float32(dv) + np.float32(weights.eps))[..., None]
-    out *= weights.norm
-    gated = silu(rows.z)
-    gated *= out.reshape(gated.shape)
-    return gated, seen[:, 1:], after
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTrail:
-    """What a layer passed through in T tokens of each of B sequences: a state is made when it is asked for.
-
-    Attributes:
-        seen: what entered the convolution, the window before it in front, [B, K - 1 + T, C].
-        state: before the tokens, [B, Hv, Dv, Dk].
-        total: the log decay from there on, [B, Hv, T].
-        news: what each token writes, [B, Hv, T, Dv].
-        keys: where it writes it, [B, Hv, T, Dk].
-    """
-
-    seen: Array
-    state: Array
-    total: Array
-    news: Array
-    keys: Array
-
-    def at(self, n_tokens: Sequence[int]) -> Recurrent:
-        """See :class:`model.layers.gdn.Trail`."""
-        n_kept = self.seen.shape[1] - self.news.shape[2]
-        window = np.stack([rows[n : n + n_kept] for rows, n in zip(self.seen, n_tokens, strict=True)])
-        matrix = np.empty_like(self.state)
-        # Sequences that keep the same number go together.
-        for n in set(n_tokens):
-            which = np.flatnonzero(np.array(n_tokens) == n)
-            total = self.total[which, :, :n]
-            end = total[..., -1:]
-            written = self.news[which, :, :n] * np.exp(end - total)[..., None]
-            after = np.exp(end)[..., None] * self.state[which]
-            after += written.swapaxes(-1, -2) @ self.keys[which, :, :n]
-            matrix[which] = after
-        return Recurrent(mx.array(window), mx.array(matrix))
-
-
-def extend(
-    rows: Rows, window: Array, state: Array, n_tokens: int, weights: MixWeights, config: ModelConfig
-) -> tuple[Array, CpuTrail]:
-    """Feed T tokens to each of B sequences, as one chunk of the chunkwise form; see
-    :mod:`model.layers.delta_rule`.
-
-    Args:
-        rows: of the tokens, [B * T, ...].
-        window: the rows of qkv before, [B, K - 1, C].
-        state: [B, Hv, Dv, Dk].
-
-    Returns:
-        The gated and normalised outputs [B * T, Hv * Dv], and the states on the way.
-    """
-    n_seqs, n_heads, dv, dk = state.shape
-    n_keys = config.n_key_heads
-    by_token = (n_seqs, n_tokens, -1)
-    seen = np.concatenate([window, rows.qkv.reshape(by_token)], axis=1)
-    total = seen[:, :n_tokens] * weights.taps[0]
-    for tap in range(1, len(weights.taps)):
-        total += seen[:, tap : tap + n_tokens] * weights.taps[tap]
-    mixed = silu(total)
-    both = mixed[..., : 2 * n_keys * dk].reshape(n_seqs, n_tokens, 2 * n_keys, dk)
-    both = np.ascontiguousarray(both.swapaxes(1, 2))
-    _normalise(both, 1.0)
-    # Each key head as often as value heads read it: [B, Hv, T, Dk].
-    q, k = (np.repeat(side, n_heads // n_keys, axis=1) for side in (both[:, :n_keys], both[:, n_keys:]))
-    q *= np.float32(dk**-0.5)
-    v = mixed[..., 2 * n_keys * dk :].reshape(n_seqs, n_tokens, n_heads, dv).swapaxes(1, 2)
-
-    a, b = (side.reshape(by_token).swapaxes(1, 2) for side in (rows.a, rows.b))
-    log_decay = weights.rate[:, None] * np.logaddexp(a + weights.dt_bias[:, None], np.float32(0.0))
-    total = np.cumsum(log_decay, axis=-1)  # [B, Hv, T]
-    beta = (1.0 / one_plus_exp_minus(b, np.empty_like(b)))[..., None]
-    since_start = np.exp(total)[..., None]
-    decay = total[..., :, None] - total[..., None, :]
-    decay = np.exp(np.where(np.tri(n_tokens, dtype=bool), decay, np.float32(-np.inf)))
-    kt, turned = k.swapaxes(-1, -2), state.swapaxes(-1, -2)
-    errors = beta * (v - since_start * (k @ turned))
-    if n_tokens > 1:
-        unit = np.tril(beta * (k @ kt) * decay, -1) + np.eye(n_tokens, dtype=np.float32)
-        errors = np.linalg.solve(unit, errors)
-    out = since_start * (q @ turned) + ((q @ kt) * decay) @ errors
-
-    out /= np.sqrt(np.vecdot(out, out) / np.float32(dv) + np.float32(weights.eps))[..., None]
-    out *= weights.norm
-    gated = silu(rows.z)
-    gated *= out.swapaxes(1, 2).reshape(gated.shape)
-    return gated, CpuTrail(seen, state, total, errors, k)
-
-
 class _Heads:
     """G key heads in a row, and the R value heads that read each of them."""
 
@@ -239,8 +115,8 @@ class _Heads:
             captures = {position - start: captured[i][self._heads] for i, position in wanted}
             _, _, dk, dv = self._dims
             q, k = (self._convolved(part, dk, start, end) for part in (self._q, self._k))
-            _normalise(q, dk**-0.5)
-            _normalise(k, 1.0)
+            normalise(q, dk**-0.5)
+            normalise(k, 1.0)
             v = self._convolved(self._v, dv, start, end)
             log_decay, beta = self._gates(start, end)
             mixed = delta_rule(q, k, v, log_decay, beta, current, captures)
@@ -303,9 +179,95 @@ def _tail(window: Array, qkv: Array, end: int, n_rows: int) -> Array:
     return np.concatenate([window[len(window) + end - n_rows :], qkv[:end]])
 
 
-def _normalise(rows: Array, scale: float) -> None:
-    """Give every row the length ``scale``, in place."""
-    rows *= (np.float32(scale) / np.sqrt(np.vecdot(rows, rows) + np.float32(_NORM_EPS)))[..., None]
+def delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_decay: Array,
+    beta: Array,
+    state: Array,
+    captures: Mapping[int, Array],
+) -> Array:
+    """Feed N * 64 tokens; those of the padding at the end are zero in every argument and change nothing.
+
+    Args:
+        q, k: [G, N * 64, Dk], normalised, q scaled.
+        v: [G * R, N * 64, Dv]; value head h reads key head h // R.
+        log_decay, beta: [G * R, N * 64].
+        state: [G * R, Dv, Dk]; it advances in place.
+        captures: by token count, where to put the state after so many, each like ``state``.
+
+    Returns:
+        Outputs [G * R, N * 64, Dv].
+    """
+    n_keys, n_tokens, dk = k.shape
+    n_heads, _, dv = v.shape
+    chunks = (n_tokens // CHUNK, CHUNK)
+    grouped = (n_keys, n_heads // n_keys, *chunks)
+    q, k = (x.reshape(n_keys, 1, *chunks, dk) for x in (q, k))
+    values, beta = v.reshape(*grouped, dv), beta.reshape(*grouped, 1)
+    total = np.cumsum(log_decay.reshape(grouped), axis=-1)  # [G, R, N, C]
+    decay = total[..., :, None] - total[..., None, :]
+    decay += _PAST
+    np.exp(decay, out=decay)  # [G, R, N, C, C]
+    since_start = np.exp(total)[..., None]
+    to_end = np.exp(total[..., -1:] - total)[..., None]
+
+    kt = k.swapaxes(-1, -2)
+    a = k @ kt * decay
+    a *= beta
+    solved = np.empty((*grouped, dv + dk), np.float32)
+    np.multiply(values, beta, out=solved[..., :dv])
+    np.multiply(k, beta * since_start, out=solved[..., dv:])
+    _solve(a, solved)
+    decay *= q @ kt
+    by_head = (n_heads, *chunks, -1)
+    reading, writing = ((scale * x).reshape(by_head) for scale, x in ((since_start, q), (to_end, k)))
+    solved, decay, since_start = (x.reshape(by_head) for x in (solved, decay, since_start))
+    news, w = solved[..., :dv], solved[..., dv:]
+
+    out = np.empty((n_heads, *chunks, dv), np.float32)
+    for n in range(chunks[0]):
+        turned = state.swapaxes(-1, -2)
+        new = news[:, n]
+        new -= w[:, n] @ turned
+        np.matmul(reading[:, n], turned, out=out[:, n])
+        for position, captured in captures.items():
+            r = position - 1 - n * CHUNK
+            if 0 <= r < CHUNK:
+                weight = np.exp(total[..., n, r : r + 1] - total[..., n, : r + 1])[..., None]
+                kept = (weight * k[..., n, : r + 1, :]).reshape(n_heads, r + 1, dk)
+                captured[...] = since_start[:, n, r, :, None] * state
+                captured += new[:, : r + 1].swapaxes(-1, -2) @ kept
+        state *= since_start[:, n, -1:]
+        state += new.swapaxes(-1, -2) @ writing[:, n]
+    out += decay @ news
+    return out.reshape(n_heads, n_tokens, dv)
+
+
+def _solve(a: Array, x: Array) -> None:
+    """Solve (I + A) X = B in place of B [..., C, m], A [..., C, C] read strictly below its diagonal."""
+    inverses = _diagonal_inverses(a)  # [..., C / 16, 16, 16]
+    for b in range(CHUNK // _BLOCK):
+        here = slice(b * _BLOCK, (b + 1) * _BLOCK)
+        rest = x[..., here, :]
+        if b:
+            rest -= a[..., here, : here.start] @ x[..., : here.start, :]
+        rest[...] = inverses[..., b, :, :] @ rest
+
+
+def _diagonal_inverses(a: Array) -> Array:
+    """(I + A_bb)^-1 of the 16 x 16 blocks on the diagonal, by forward substitution in all at once."""
+    *batch, size, _ = a.shape
+    n_blocks = size // _BLOCK
+    blocks = a.reshape(*batch, n_blocks, _BLOCK, n_blocks, _BLOCK)
+    diagonal = np.stack([blocks[..., b, :, b, :] for b in range(n_blocks)], axis=-3)
+    below = np.ascontiguousarray(diagonal.reshape(-1, _BLOCK, _BLOCK).transpose(1, 2, 0))  # [16, 16, n]
+    inverse = np.zeros_like(below)
+    inverse[range(_BLOCK), range(_BLOCK)] = 1.0
+    for j in range(_BLOCK - 1):
+        inverse[j + 1 :, : j + 1] -= below[j + 1 :, j, None] * inverse[j, : j + 1]
+    return np.ascontiguousarray(inverse.transpose(2, 0, 1)).reshape(diagonal.shape)
 
 
 def _whole_chunks(n_tokens: int) -> int:
