@@ -181,8 +181,8 @@ class Decoder:
     def _sample(self, logits: mx.array) -> None:
         self._sampled, self._logprobs = pick(self.replies, logits), {}
         if self._have_logprobs:
-            told = logprobs_for(self.replies, logits, self._sampled)
-            for key, logprobs in zip(self._replies, told, strict=True):
+            logprobs_of_all = logprobs_for(self.replies, logits, self._sampled)
+            for key, logprobs in zip(self._replies, logprobs_of_all, strict=True):
                 self._note_logprobs(key, logprobs)
         mx.async_eval(self._sampled, *arrays_of(self._logprobs.values()))  # type: ignore[no-untyped-call]
 
@@ -326,18 +326,18 @@ class Decoder:
     def _grow(self, reply: Reply, token: int, logprobs: Logprobs | None) -> None:
         is_stop = token in self._stop_ids
         if not is_stop:
-            reply.unread_ids.append(token)
+            reply.unparsed_ids.append(token)
             if logprobs is not None:
-                reply.untold_logprobs[reply.n_tokens] = TokenLogprob(token, *logprobs.read())
+                reply.unsent_logprobs[reply.n_tokens] = TokenLogprob(token, *logprobs.read())
         reply.token_ids.append(token)
         is_last = is_stop or reply.n_tokens >= reply.request.max_tokens
-        if is_last or reply.reads_every_token:
-            reply.read()
+        if is_last or reply.parses_every_token:
+            reply.parse()
             if is_stop or reply.reader.stopped:
                 reply.end("stop")
             elif is_last:
                 reply.end("length")
-        self._outbox.grow(reply)
+        self._outbox.hold(reply)
 
     def _keep_states(self, key: int, reply: Reply) -> None:
         """Keep a checkpoint here if one is due: the state represents exactly the tokens so far."""
@@ -348,7 +348,7 @@ class Decoder:
             reply.newest_state = len(reply.running.ids)
             reply.drop_stop_state()
             self.has_grown = True
-        elif reply.wants_stop_state:
+        elif reply.needs_stop_state:
             reply.keep_stop_state(self._batch.snapshot(key))
             self.has_grown = True
 

@@ -121,7 +121,7 @@ class InFlight:
         """Emit ``failure`` as the last event of a request, unless it has had its last event."""
         if not ticket.is_over:
             ticket.is_over = True
-            self._outbox.tell(ticket.emit, failure)
+            self._outbox.send(ticket.emit, failure)
 
     def cancel(self, request_id: str) -> None:
         """End a request where it stands and keep the work done; an unknown id is ignored."""

@@ -164,7 +164,7 @@ class EngineLoop:
             self.counters.n_requests += 1
             self.counters.n_prompt += report.prompt_tokens
             self.counters.n_reused += report.reused_tokens
-            self._outbox.tell(ticket.emit, Planned(report))
+            self._outbox.send(ticket.emit, Planned(report))
 
     def _planned(self, ticket: Ticket) -> tuple[Prefill, PlanReport]:
         """A prefill on the state that the plan for a client's prompt names."""
@@ -226,7 +226,7 @@ class EngineLoop:
             self._fail(ticket, prefill.fault)
             return
         if ticket.request.tells_prefill:
-            self._outbox.tell(ticket.emit, prefill.progress(self._clock()))
+            self._outbox.send(ticket.emit, prefill.progress(self._clock()))
         if prefill.is_over:
             try:
                 self._begin_replies(prefill, ticket)
@@ -293,7 +293,7 @@ class EngineLoop:
         if reply.fault is not None:
             self._fail(ticket, reply.fault)
         elif not ticket.is_over:
-            self._outbox.tell(ticket.emit, reply.finished())
+            self._outbox.send(ticket.emit, reply.finished())
             if siblings.base is not None:
                 try:
                     self._begin_reply(siblings, siblings.next_entry(self.store))

@@ -71,13 +71,13 @@ class Reply:
             in nothing but the reply, which the next prompt renders anew.
         running: the ids fed and, while the reply is outside the batch, the state.
         token_ids: the reply's ids, the stop token included.
-        unread_ids: those that ``reader`` has not parsed yet.
-        untold_deltas: parsed text that is not emitted yet.
-        untold_logprobs: by index of the token, until its text is emitted as content.
+        unparsed_ids: those that ``reader`` has not parsed yet.
+        unsent_deltas: parsed text that is not emitted yet.
+        unsent_logprobs: by index of the token, until its text is emitted as content.
         newest_state: position of the newest checkpoint, in tokens from the prompt's start.
         stop_state: position of the one checkpoint kept in case a stop string cuts the text after it.
         speculation: its drafts; None for a reply without.
-        reads_every_token: whether each token must be parsed before the next one is sampled.
+        parses_every_token: whether each token must be parsed before the next one is sampled.
         finish: why the reply ended; None while it is being decoded and after a fault.
         fault: what broke this reply alone, if anything did.
     """
@@ -90,18 +90,18 @@ class Reply:
     constraint: Constraint | None = None
     speculation: Speculation | None = None
     token_ids: list[int] = field(default_factory=list)
-    unread_ids: list[int] = field(default_factory=list)
-    untold_deltas: list[Delta] = field(default_factory=list)
-    untold_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    unparsed_ids: list[int] = field(default_factory=list)
+    unsent_deltas: list[Delta] = field(default_factory=list)
+    unsent_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     newest_state: int = field(init=False)
     stop_state: int | None = None
     finish: FinishReason | None = None
     fault: BaseException | None = None
-    reads_every_token: bool = field(init=False)
+    parses_every_token: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.newest_state = len(self.running)
-        self.reads_every_token = self.constraint is not None or self.has_stops
+        self.parses_every_token = self.constraint is not None or self.has_stops
 
     @property
     def request(self) -> GenerationRequest:
@@ -124,14 +124,14 @@ class Reply:
     def n_tokens(self) -> int:
         return len(self.token_ids)
 
-    def read(self) -> None:
+    def parse(self) -> None:
         """Parse the tokens that are not parsed yet."""
-        unread, self.unread_ids = self.unread_ids, []
-        self.untold_deltas += self.reader.push_all(unread)
+        unparsed, self.unparsed_ids = self.unparsed_ids, []
+        self.unsent_deltas += self.reader.push_all(unparsed)
 
     def end(self, reason: FinishReason) -> None:
         """End the reply, of which every token is parsed."""
-        self.untold_deltas += self.reader.finish(is_cut=reason == "length")
+        self.unsent_deltas += self.reader.finish(is_cut=reason == "length")
         is_cut = reason == "length" and self.reader.in_call
         self.finish = "tool_calls" if self.reader.called_tools and not is_cut else reason
 
@@ -142,13 +142,13 @@ class Reply:
     def take_progress(self) -> Progress:
         """What is new since the last call. A fault in parsing ends the reply."""
         try:
-            self.read()
+            self.parse()
         except BaseException as fault:
             self.fail(fault)
         self.siblings.ticket.is_answered = True
-        deltas, self.untold_deltas = self.untold_deltas, []
-        told = self.reader.take_content_tokens()
-        logprobs = tuple(self.untold_logprobs.pop(i) for i in told if i in self.untold_logprobs)
+        deltas, self.unsent_deltas = self.unsent_deltas, []
+        content = self.reader.take_content_tokens()
+        logprobs = tuple(self.unsent_logprobs.pop(i) for i in content if i in self.unsent_logprobs)
         return Progress(self.index, tuple(joined(deltas)), logprobs, self.n_tokens)
 
     def finished(self) -> Finished:
@@ -179,7 +179,7 @@ class Reply:
     # -- stop strings ------------------------------------------------------------------------------
 
     @property
-    def wants_stop_state(self) -> bool:
+    def needs_stop_state(self) -> bool:
         """Whether a checkpoint here would save a later cut many tokens, and no cut can fall before it."""
         since = max(self.newest_state, self.stop_state or 0)
         return self.has_stops and len(self.running) - since >= STOP_STATE_GAP and self.reader.is_settled

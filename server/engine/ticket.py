@@ -81,18 +81,18 @@ class Outbox:
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         self._interval_s = interval_s
         self._clock = clock
-        self._grown: dict[int, Growing] = {}  # by identity
+        self._held: dict[int, Growing] = {}  # by identity
         self._has_first_token = False
         self._flushed_at = float("-inf")
 
-    def tell(self, emit: Emit, event: Event) -> None:
+    def send(self, emit: Emit, event: Event) -> None:
         """Emit ``event`` now."""
         self.flush()
         emit(event)
 
-    def grow(self, reply: Growing) -> None:
+    def hold(self, reply: Growing) -> None:
         """``reply`` has a new token; :meth:`end_step` decides when to emit it."""
-        self._grown[id(reply)] = reply
+        self._held[id(reply)] = reply
         self._has_first_token |= reply.n_tokens <= 1
 
     def end_step(self) -> None:
@@ -103,13 +103,13 @@ class Outbox:
 
     def flush(self) -> None:
         """Emit what is held back. Called before anything that takes longer than a step."""
-        if not self._grown:
+        if not self._held:
             return
-        grown, self._grown = self._grown, {}
+        held, self._held = self._held, {}
         self._has_first_token = False
         self._flushed_at = self._clock()
         # Emit only after all are turned into text: the first event wakes the event loop, which should find
         # the others, too.
-        told = [(reply.emit, reply.take_progress()) for reply in grown.values()]
-        for emit, progress in told:
+        events = [(reply.emit, reply.take_progress()) for reply in held.values()]
+        for emit, progress in events:
             emit(progress)

@@ -65,7 +65,7 @@ class Line:
         self.now += after_s
         for client in clients:
             client.n_tokens += 1
-            self.outbox.grow(client)
+            self.outbox.hold(client)
         self.outbox.end_step()
 
 
@@ -118,7 +118,7 @@ def test_an_event_comes_after_the_text_before_it() -> None:
     line, one, other = Line(HOUR), Client("one"), Client("other")
     for _ in range(3):
         line.step(one, other)
-    line.outbox.tell(one.emit, Failed("gone", "cancelled"))
+    line.outbox.send(one.emit, Failed("gone", "cancelled"))
     assert [type(event) for event in one.told] == [Progress, Progress, Failed]
     assert other.texts == ["a", "bc"]
 
