@@ -32,14 +32,14 @@ from server.telemetry.log import safe
 log = logging.getLogger("crossturn.errors")
 
 DIALECTS = (ANTHROPIC, OPENAI, RESPONSES, NATIVE)
-"""All rooms of endpoints that are served. The last that has a path takes whatever the others leave there."""
+"""The dialects that are served. Of those with the same path, the last takes what the others leave."""
 
 ON_THIS_MACHINE = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?"
-"""Origins of pages that this machine serves itself."""
+"""Origins of pages that this machine serves."""
 
 
 def create_app(gateway: Gateway, keys: Keys | None = None) -> FastAPI:
-    """The ASGI application over ``gateway``; without ``keys`` everybody is let in."""
+    """The ASGI application over ``gateway``; without ``keys`` every request is let in."""
     keys = keys or Keys()
     app = FastAPI(
         title="crossturn",
@@ -77,8 +77,8 @@ class Failures:
     """Answers errors.
 
     Args:
-        dialects: the first of them that the client speaks gives the shape; OpenAI's is everybody else's.
-        paths: where there is something.
+        dialects: the first that the client speaks gives the shape of the body; OpenAI's is the default.
+        paths: all paths that have a route.
     """
 
     def __init__(self, dialects: Sequence[Dialect], paths: Iterable[str] = ()) -> None:
@@ -86,7 +86,7 @@ class Failures:
         self._paths = sorted(path for path in paths if "{" not in path)
 
     def install(self, app: FastAPI) -> None:
-        """Make ``app`` answer every error this way, those of the framework included."""
+        """Make ``app`` answer all errors this way, including those of the framework."""
         app.add_exception_handler(InputError, self._answer)
         app.add_exception_handler(HttpError, self._answer)
         app.add_exception_handler(HTTPException, self._answer_http)
@@ -121,7 +121,7 @@ class Failures:
         return await self._answer(request, InputError(message, param=param, code="invalid_value"))
 
     async def _answer_http(self, request: Request, error: Exception) -> JSONResponse:
-        if error_status(error) == 404:  # of the framework: no route is there
+        if error_status(error) == 404:  # from the framework: no route has this path
             error = NotFoundError(self._where_else(request))
         response = await self._answer(request, error)
         if response.status_code == 405:
@@ -129,7 +129,7 @@ class Failures:
         return response
 
     def _where_else(self, request: Request) -> str:
-        """That nothing is at the path of ``request``, and where what it means may be."""
+        """Says that no route has the path of ``request``, and which path may be meant."""
         path = request.url.path.rstrip("/")
         told = f"There is no {request.method} {shortened(request.url.path, 200)} on this server."
         if path.startswith("/api/"):
@@ -140,12 +140,12 @@ class Failures:
 
 
 def _is_tail(path: str, other: str) -> bool:
-    """Whether one of the two paths is the other behind a prefix: a ``/v1`` too few or too many."""
+    """Whether one of the paths ends with the other: a ``/v1`` is missing, or there is one too many."""
     return other.endswith(path) or (path.endswith(other) and other.startswith("/v1/"))
 
 
 def _methods_at(request: Request) -> list[str]:
-    """What may be done at the path of ``request``; the framework names the methods of one route only."""
+    """The methods that the path of ``request`` allows; the framework names those of one route only."""
     routes: list[BaseRoute] = request.app.routes
     return [
         method

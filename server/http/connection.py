@@ -29,14 +29,15 @@ MAX_HEAD_BYTES = 64 * 1024
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBES_S = (0.0, 0.05, 0.5, 2.0)
-"""After so long a half-closed client is asked whether it is still there; the last delay repeats."""
+"""Delays after which a half-closed client is asked whether it is still there; the last one repeats."""
 
 
 class Connection(H11Protocol):
-    """Closes when a request's head takes too long, and serves clients that send no more but still listen.
+    """Uvicorn's protocol over h11 that also limits the time of a request's head, answers errors in JSON, and
+    serves clients that have shut down their sending side.
 
-    A client that has shut down its sending side looks like one that has gone. ``100 Continue`` tells them
-    apart: who listens skips it, who has gone resets the connection, which the next one then meets.
+    Such a client looks like one that has disconnected. ``100 Continue`` tells them apart: a client that still
+    reads skips it; one that has disconnected resets the connection, so that the next write fails.
 
     Attributes:
         receive_s: seconds that the head of a request may take.
@@ -63,7 +64,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._probe is not None and not self.transport.is_closing():
-            self.transport.close()  # nothing more can come
+            self.transport.close()  # the client can send no further request
 
     def eof_received(self) -> bool:  # type: ignore[override]
         if not self._is_answering or self.scope["http_version"] == "1.0" or self.cycle.more_body:
@@ -81,7 +82,7 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()  # a response is on its way
             return
-        self._answer(400, InputError("This is not HTTP as it is understood here.", code="invalid_http"))
+        self._answer(400, InputError("This is not a valid HTTP request.", code="invalid_http"))
 
     @property
     def _is_answering(self) -> bool:
@@ -130,11 +131,11 @@ def connection_within(receive_s: float) -> type[Connection]:
 
 
 class Gate:
-    """Numbers requests, answers HEAD as GET, refuses hosts that are not this server's, and answers faults.
+    """Gives each request an id, handles HEAD as GET, refuses foreign Host headers, and answers faults.
 
     Args:
-        app: what is behind the gate.
-        answer: tells an error, as the dialect of the request does.
+        app: the application behind the gate.
+        answer: makes the response to an error, in the dialect of the request.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Gate:
         self._app = app
         self._answer = answer
         self._name = settings.server_name
-        # Who carries a key was not sent by a page that has bound its own name to this machine's address.
+        # A page that binds its own host name to this machine's address (DNS rebinding) has no key to send.
         self._checks_host = not keys.are_asked_for
         self._hosts = frozenset(host.lower() for host in (*settings.allowed_hosts, settings.host))
 
@@ -164,8 +165,8 @@ class Gate:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except ClientDisconnect:
-            log.info("the client left before its request was there")
-        except BaseException as fault:  # a panic of a library is no Exception
+            log.info("the client disconnected before its request was complete")
+        except BaseException as fault:  # a panic in a Rust library is not an Exception
             if response.has_begun:
                 raise
             log.critical("fault in %s", scope["method"], exc_info=fault)
@@ -179,14 +180,14 @@ class Gate:
         host = headers.get("host", "")
         if self._checks_host and host and not _is_ours(host, self._hosts):
             raise ForbiddenError(
-                "This server has no API keys and answers to names of this machine, to addresses, and to what "
-                "--allowed-host names.",
+                "A server without API keys answers only to localhost, to addresses, and to the names that "
+                "--allowed-host gives.",
                 code="host_not_allowed",
             )
 
 
 class _Response:
-    """Passes a response on, with the headers that each has, and to HEAD without the body."""
+    """Sends a response with the headers that every response has, and without its body to HEAD."""
 
     def __init__(self, send: Send, scope: Scope, name: str) -> None:
         self._send = send

@@ -23,16 +23,16 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A room of endpoints.
+    """A group of endpoints.
 
     Attributes:
         routers: make the routes.
-        contested: make those at paths that another dialect has, too. They are matched after all others: only
-            requests to these paths are looked at for which dialect they are in.
-        bodies: the request bodies among them, for the OpenAPI document.
-        speaks: whether a request, of whatever path, comes from a client of this dialect, which is told errors
-            by :attr:`error_body`. None where OpenAI's shape will do.
-        error_body: an error as its clients read it.
+        contested: make the routes at paths that another dialect has too. They are matched last, so that only
+            requests to such a path are examined for their dialect.
+        bodies: schemas of the request bodies, for the OpenAPI document.
+        speaks: whether a request, whatever its path, comes from a client of this dialect; its errors then have
+            the shape of :attr:`error_body`. None for OpenAI's shape.
+        error_body: an error as clients of this dialect read it.
     """
 
     routers: tuple[Callable[[Gateway], APIRouter], ...]
@@ -66,7 +66,7 @@ def streams(whole: type[Any], chunk: type[Any]) -> dict[int | str, dict[str, Any
 
 
 def document(app: FastAPI, schemas: list[type[Schema]]) -> None:
-    """Make ``app`` serve a document that has the body ``schemas`` among its components."""
+    """Make ``app`` serve a document whose components include the body ``schemas``."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -85,7 +85,7 @@ def document(app: FastAPI, schemas: list[type[Schema]]) -> None:
 
 
 def _drop_unprocessable(described: dict[str, Any]) -> None:
-    """Leave out the framework's own validation errors: nothing here answers with them."""
+    """Remove the framework's own validation errors, which no endpoint answers with."""
     for path in described["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)

@@ -1,4 +1,4 @@
-"""Where requests come in from HTTP and meet the model: bodies, the worker thread, runs, the drain."""
+"""What every route works with: the model, the memory of bodies, the worker thread, runs, and the drain."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from server.turn.served import Served
 log = logging.getLogger("crossturn.gateway")
 
 _BODIES_AT_ONCE = 8
-"""So many bodies of the greatest size may be received at a time."""
+"""How many bodies of the largest size may be received at a time."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Arrivals:
-    """The bodies that are being received.
+    """All bodies that are being received, within a limit of memory.
 
     Args:
-        max_bytes: what they may hold together; one more is refused.
+        max_bytes: what they may hold together; a body that exceeds it is refused.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -51,11 +51,11 @@ class Arrivals:
 
     @asynccontextmanager
     async def one(self, seconds: float) -> AsyncGenerator[Arriving, None]:
-        """Receive a body inside, within ``seconds``.
+        """A context in which a body is received, within ``seconds``.
 
         Raises:
             LateBodyError: it takes longer.
-            UnavailableError: the server stops meanwhile, or there is no memory for it.
+            UnavailableError: the server stops, or there is no memory for the body.
         """
         arriving = Arriving(self)
         try:
@@ -76,7 +76,7 @@ class Arrivals:
             ) from None
 
     def hold(self, n_bytes: int) -> None:
-        """Make room for ``n_bytes`` more."""
+        """Reserve ``n_bytes`` more, or raise UnavailableError."""
         if self._n_bytes + n_bytes > self._max_bytes:
             raise UnavailableError(
                 "Too many requests are being received.", code="overloaded", retry_after_s=2
@@ -84,7 +84,7 @@ class Arrivals:
         self._n_bytes += n_bytes
 
     def stop(self) -> None:
-        """Wait for no body any longer."""
+        """Refuse the bodies that are still being received, and all later ones."""
         self._is_over = True
         now = asyncio.get_running_loop().time()
         for timeout in self._timeouts:
@@ -92,17 +92,17 @@ class Arrivals:
 
 
 class Arriving:
-    """One body that is being received; its bytes count until it is handed over."""
+    """One body that is being received; its bytes count until it is complete."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
         self.n_bytes = 0
 
     def hold(self, n_bytes: int) -> None:
-        """Make room for ``n_bytes`` more.
+        """Reserve ``n_bytes`` more.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: all bodies together would exceed the limit.
         """
         self._arrivals.hold(n_bytes)
         self.n_bytes += n_bytes
@@ -113,16 +113,16 @@ class Gateway:
     """What every route works with; lives on the event loop.
 
     Args:
-        engine: does the work.
+        engine: generates replies.
         served: the model.
         settings: the operator's decisions.
         clock: seconds, monotonic.
         tracing: where traces of requests go, if anywhere.
-        on_close: what rooms have to do at the end.
+        on_close: called by :meth:`close`; routers add what they hold open.
 
     Attributes:
-        arrivals: the bodies on their way in.
-        is_leaving: the server is about to stop, or stops; it is still serving until it drains.
+        arrivals: the bodies that are being received.
+        is_leaving: the server is about to stop or is stopping; requests are served until it drains.
     """
 
     engine: EngineClient
@@ -149,14 +149,14 @@ class Gateway:
         self.arrivals = Arrivals(_BODIES_AT_ONCE * self.settings.max_body)
 
     async def on_worker(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``fn`` on the one thread that parses and renders, so that the loop stays free."""
-        context = copy_context()  # what is logged there belongs to the request too
+        """Run ``fn`` on the one thread that parses and renders, so that the event loop stays free."""
+        context = copy_context()  # so that log lines from there carry the request's id
         return await asyncio.get_running_loop().run_in_executor(
             self._worker, lambda: context.run(fn, *args, **kwargs)
         )
 
     def later_on_worker(self, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have that thread run ``fn`` before whatever it is handed from now on; nobody waits for it."""
+        """Queue ``fn`` for that thread, ahead of all later work; nobody waits for the result."""
 
         def guarded() -> None:
             try:
@@ -167,7 +167,7 @@ class Gateway:
         self._worker.submit(guarded)
 
     def new_run(self, request_id: str) -> Run:
-        """A run that the drain will know of.
+        """A run that the drain waits for.
 
         Raises:
             UnavailableError: the server is about to stop.
@@ -197,10 +197,10 @@ class Gateway:
         stream: bool,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Run ``asked`` and tell its replies as ``encoder`` does; then read ahead of the first of them.
+        """Run ``asked`` and send its replies as ``encoder`` encodes them; then read ahead of the next turn.
 
         Args:
-            run: the one that was made for the request when it came in.
+            run: the one that was made when the request came in.
             headers: of the response, besides those that every response has.
 
         Raises:
@@ -212,7 +212,7 @@ class Gateway:
         run.record.describe(who=asked.turn.user, thinking=asked.generation.prompt.opens_thought)
 
         def on_delivered() -> None:
-            # Nobody knows what a client makes of a reply that was cut short.
+            # What a client sends back of a reply that was cut short cannot be known.
             if encoder.replies.is_whole:
                 self.read_ahead(asked, encoder.replies[0])
 
@@ -226,7 +226,7 @@ class Gateway:
         return await answer.send(request, self.settings, stream=stream)
 
     def read_ahead(self, asked: ComposedTurn, reply: Reply) -> None:
-        """Have the engine prefill, when idle, what the prompt after ``reply`` is known to begin with."""
+        """Have the engine prefill, when idle, the known beginning of the prompt that follows ``reply``."""
         if self.settings.idle_prefill and is_worth_it(asked) and not self._is_draining:
             task = asyncio.ensure_future(self._read_ahead(asked, reply))
             self._reading_ahead.add(task)
@@ -236,13 +236,13 @@ class Gateway:
         try:
             request = await self.on_worker(warm_request, asked, reply, self.served.chat)
         except Exception:
-            # The reply is long delivered: that its successor cannot be foreseen concerns nobody else.
+            # The reply is delivered already, so this failure has no one to be reported to but the log.
             log.exception("cannot read ahead of %s", asked.generation.id)
         else:
             self.engine.read_ahead(request)
 
     async def drain(self) -> None:
-        """Take no more requests; let those that run finish within the settings' time, then end them."""
+        """Refuse new requests, let the running ones finish within the drain time, then end them."""
         self.is_leaving = self._is_draining = True
         self.arrivals.stop()
         if self._live:
@@ -252,12 +252,12 @@ class Gateway:
             await asyncio.wait(ends)
 
     def end_runs(self) -> None:
-        """End every run now, with an error that says why."""
+        """End every run now, with an error that gives the reason."""
         for run in self._live:
             run.fail(Failed("The server is shutting down.", kind="shutting_down", retry_after_s=10))
 
     def close(self) -> None:
-        """Stop the worker threads, and end what rooms hold open."""
+        """Stop the worker threads, and close what routers hold open."""
         for executor in (self._worker, self._compiler):
             executor.shutdown(wait=False, cancel_futures=True)
         for end in self.on_close:

@@ -1,5 +1,5 @@
-"""A request as it comes in: whose key it carries, when it came, and its bytes, not parsed yet. Routes depend
-on these."""
+"""Requests as they come in: API keys and their tenants, and bodies that are not parsed yet. Routes take these
+as dependencies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from server.settings import Settings
 from server.telemetry.log import current_request
 
 _DISCARD_FACTOR = 4
-"""A body up to so many times the limit is read to its end before it is refused: a client that is still
-sending does not listen for the answer."""
+"""A body of up to so many times the limit is received to its end before it is refused: a client that is still
+sending does not read the response."""
 
 _BEARER = HTTPBearer(auto_error=False, description="On a server that has API keys.")
 _HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same, as other clients send it.")
@@ -36,10 +36,10 @@ class KeyFileError(CrossturnError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that is known here, by its digest alone.
+    """A valid API key, of which only the digest is kept.
 
     Attributes:
-        tenant: whose it is; safe to log.
+        tenant: the owner; safe to log.
         digest: SHA-256 of the key.
     """
 
@@ -48,10 +48,10 @@ class Key:
 
 
 class Keys:
-    """All keys that are taken; without any, everybody is let in.
+    """All valid keys; without any, every request is let in.
 
     Args:
-        keys: no two of one tenant.
+        keys: at most one of each tenant.
     """
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
@@ -59,7 +59,7 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The keys that the operator gave, and those of the file.
+        """The keys in the settings, and those in the key file.
 
         Raises:
             KeyFileError: the file cannot be read, or a line of it is wrong.
@@ -70,7 +70,7 @@ class Keys:
 
     @property
     def are_asked_for(self) -> bool:
-        """Whether a request must carry one of them."""
+        """Whether a request must carry a key."""
         return bool(self._keys)
 
     @property
@@ -82,7 +82,7 @@ class Keys:
         """The tenant of a request that carries ``given``; None on a server without keys.
 
         Raises:
-            AuthenticationError: the request carries no key that is known here.
+            AuthenticationError: the request carries no valid key.
         """
         if not self._keys:
             return None
@@ -99,13 +99,13 @@ class Keys:
 
 
 def tenant_of_key(key: str) -> str:
-    """The tenant that a key of the command line stands for: a short digest, safe to log."""
+    """The tenant of a key from the command line: a short digest, safe to log."""
     return hashlib.blake2b(key.encode(), digest_size=6).hexdigest()
 
 
 def read_keys(path: Path) -> list[Key]:
-    """The keys in the file at ``path``: on each line a name and the SHA-256 of its key in hexadecimal. Blank
-    lines and lines that begin with ``#`` say nothing.
+    """The keys in the file at ``path``: on each line a tenant's name and the SHA-256 of its key in
+    hexadecimal. Blank lines and lines that begin with ``#`` are skipped.
 
     Raises:
         KeyFileError: the file cannot be read, a line of it is wrong, or it has no key.
@@ -121,7 +121,7 @@ def read_keys(path: Path) -> list[Key]:
             continue
         match = re.fullmatch(r"([A-Za-z0-9._-]{1,64})\s+([0-9a-fA-F]{64})", text)
         if match is None:
-            # The line itself is not told: it may hold a key in plain text.
+            # The message does not quote the line: it may hold a key in plain text.
             raise KeyFileError(f"line {number} of the key file {path} is not a name and a SHA-256")
         name, digest = match.groups()
         if name in keys:
@@ -137,7 +137,7 @@ def _digest(key: str) -> bytes:
 
 
 async def gateway_of(request: Request) -> Gateway:
-    """What the app was made around."""
+    """The gateway of the app."""
     gateway: Gateway = request.app.state.gateway
     return gateway
 
@@ -150,7 +150,7 @@ async def authenticate(
     """The tenant of a request, None on a server without keys.
 
     Raises:
-        AuthenticationError: the request carries no key that is known here.
+        AuthenticationError: the request carries no valid key.
     """
     keys: Keys = request.app.state.keys
     return keys.tenant_of(bearer.credentials.strip() if bearer else header)
@@ -161,10 +161,10 @@ async def authorise_figures(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
     header: Annotated[str | None, Security(_HEADER)],
 ) -> None:
-    """Let in who may read what all tenants together do: the metrics key, or the only API key.
+    """Let in a request that may read figures of all tenants: with the metrics key, or with the only API key.
 
     Raises:
-        HttpError: anybody else.
+        HttpError: the request carries neither.
     """
     gateway: Gateway = request.app.state.gateway
     given = (bearer.credentials.strip() if bearer else header) or ""
@@ -189,9 +189,9 @@ async def read_json_body(request: Request) -> bytes:
 
     Raises:
         MediaTypeError: its content type is not JSON.
-        BodyTooLargeError: it is longer than the server takes, declared or not.
+        BodyTooLargeError: it is longer than the limit, whatever length it declares.
         LateBodyError: it does not arrive in time.
-        UnavailableError: the server is about to stop, or others' bodies take the memory there is for them.
+        UnavailableError: the server is about to stop, or other bodies take up the memory for bodies.
     """
     gateway: Gateway = request.app.state.gateway
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -228,7 +228,7 @@ class Arrival:
     """A request for a generation.
 
     Attributes:
-        id: what the reply, the log and the engine call it.
+        id: of the request, in the reply, the log and the engine.
         created: Unix time.
         tenant: whose memory it may use.
         body: JSON, not parsed yet.
@@ -246,11 +246,11 @@ class Arrival:
 
 
 def arrives(prefix: str) -> Any:
-    """A dependency: the arrival of a request that has a key and a body. Its id begins with ``prefix``
-    (``chatcmpl-``), as the dialect's do.
+    """A dependency: the arrival of a request with a valid key and a body. Its id begins with ``prefix``, such
+    as ``chatcmpl-``.
 
     Raises:
-        HttpError: it has no key, or a body that is not taken.
+        HttpError: its key or its body is refused.
     """
 
     async def arrive(request: Request, tenant: Tenant, body: JsonBody) -> Arrival:

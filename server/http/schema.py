@@ -1,4 +1,4 @@
-"""The ground of all request schemas: strict models, and validation errors as a client reads them."""
+"""The base of all request schemas: strict models, and validation errors as clients read them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from model.errors import InputError, shortened
 
 
 class Schema(BaseModel):
-    """A part of a request. Types are not coerced. Null is absent, in a field that is not known here too; any
-    other value of such a field is refused."""
+    """A part of a request. Types are not coerced. Null means absent, in unknown fields too; an unknown field
+    with any other value is refused."""
 
     model_config = ConfigDict(
-        extra="allow",  # to be looked at below: null is no value
+        extra="allow",  # checked below: null is allowed
         strict=True,
         frozen=True,
         protected_namespaces=(),
@@ -42,7 +42,7 @@ class Schema(BaseModel):
 
 
 def entry_error(name: str, reason: str) -> PydanticCustomError:
-    """What a validator of an object raises at its first wrong entry; ``reason`` is the end of a sentence."""
+    """The error of an object's first invalid entry, for validators; ``reason`` ends a sentence."""
     return PydanticCustomError("entry_invalid", "{reason}", {"name": name, "reason": reason})
 
 
@@ -53,24 +53,24 @@ def _refuse_true(value: bool) -> bool:
 
 
 OnlyFalse = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
-"""A switch of OpenAI's that is off here, and may be said to be."""
+"""A switch of OpenAI's that is always off here, so that only false is accepted."""
 
 Untouched = Annotated[JsonValue | None, Field(exclude=True)]
-"""What clients send along and what asks for nothing here: taken, whatever it is, and handed to nobody."""
+"""A field that clients send and that needs no action: any value is accepted, and none is used."""
 
 S = TypeVar("S", bound=Schema)
 T = TypeVar("T")
 
 Several = Annotated[list[T], Field(fail_fast=True)]
-"""A list of which only the first mistake is told: a million of them would take seconds to write down."""
+"""A list of which only the first error is reported: a million errors would take seconds to format."""
 
 
 def parse(schema: type[S], body: bytes) -> S:
-    """Read ``body`` as a ``schema``. Half a surrogate pair, as a client leaves it that cuts a text inside a
-    character, is U+FFFD.
+    """Parse ``body`` as a ``schema``. Half a surrogate pair, which a client sends that cuts a text inside a
+    character, becomes U+FFFD.
 
     Raises:
-        InputError: not JSON, or not of the schema; names the first field at fault.
+        InputError: the body is not JSON or does not match; the error names the first field at fault.
     """
     try:
         return schema.model_validate_json(body)
@@ -93,7 +93,7 @@ _ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b|%b)|.)" % (_HIGH, _LOW, _HIGH, _LOW))
 
 
 def _without_surrogates(body: bytes) -> bytes:
-    """``body`` with every escaped surrogate that is no half of a pair replaced."""
+    """``body`` with every escaped surrogate replaced that is not part of a pair."""
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], body)
 
 
@@ -106,7 +106,7 @@ def _input_error(error: ValidationError, body: bytes) -> InputError:
     if not isinstance(data, dict):
         return InputError("The body must be a JSON object.", code="invalid_json")
     paths = [_path_in(data, detail) for detail in details]
-    # Of a union's branches, the one that got deepest, or whose type fits, is the one the client meant.
+    # Of a union's branches, the client means the one that matches deepest, or whose type fits.
     related = [i for i, path in enumerate(paths) if path[:1] == paths[0][:1]]
     best = max(related, key=lambda i: (len(paths[i]), not details[i]["type"].endswith("_type")))
     param = shortened(_dotted(paths[best]), 200)
