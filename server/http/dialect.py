@@ -30,8 +30,8 @@ class Dialect:
         contested: make the routes at paths that another dialect has too. They are matched last, so that only
             requests to such a path are examined for their dialect.
         bodies: schemas of the request bodies, for the OpenAPI document.
-        speaks: whether a request, whatever its path, comes from a client of this dialect; its errors then have
-            the shape of :attr:`error_body`. None for OpenAI's shape.
+        speaks: whether a request, whatever its path, comes from a client of this dialect: its errors are then
+            those of :attr:`error_body`. None for OpenAI's shape.
         error_body: an error as clients of this dialect read it.
     """
 

@@ -1,4 +1,4 @@
-"""The bodies this server answers with. ``crossturn`` and the reasoning fields are its extensions."""
+"""The bodies of responses. ``crossturn`` and the reasoning fields are extensions of this server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(TypedDict):
-    """Of the prompt's tokens: those that were not read again."""
+    """Of the prompt's tokens, those that were reused."""
 
     cached_tokens: int
 
 
 class CompletionDetails(TypedDict):
-    """Of the reply's tokens: those of thoughts, and those that were guessed ahead; of the guesses also those
-    that did not come true, which are no part of it."""
+    """Of the reply's tokens, those of thoughts and those that were drafted; and the drafted tokens that were
+    rejected, which are not part of the reply."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -37,7 +37,7 @@ class Usage(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """One of the likeliest tokens at a position."""
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float
@@ -45,7 +45,7 @@ class TopLogprob(TypedDict):
 
 
 class ContentLogprob(TopLogprob):
-    """The token that was sampled, and the likeliest ones in its place."""
+    """The token that was sampled, and the most likely ones at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -123,7 +123,7 @@ class ToolCallDelta(TypedDict):
 
 
 class ReplyDelta(TypedDict, total=False):
-    """What a message grows by."""
+    """An addition to a message."""
 
     role: Literal["assistant"]
     content: str
@@ -133,7 +133,7 @@ class ReplyDelta(TypedDict, total=False):
 
 
 class ChunkChoice(TypedDict):
-    """What one of the replies grows by."""
+    """An addition to one of the replies."""
 
     index: int
     delta: ReplyDelta
@@ -142,7 +142,7 @@ class ChunkChoice(TypedDict):
 
 
 class PromptProgress(TypedDict):
-    """How far the prompt is read, in tokens: all, those reused, those that the state stands for by now."""
+    """The progress of prefill in tokens: the whole prompt, the reused part, and the part processed so far."""
 
     total: int
     cache: int
@@ -151,7 +151,7 @@ class PromptProgress(TypedDict):
 
 
 class ChatCompletionChunk(TypedDict):
-    """A frame of a streamed reply."""
+    """A chunk of a streamed reply."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -174,7 +174,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One of the texts, or what it grows by; only an ended one has a finish reason."""
+    """One of the texts, or an addition to it; only a complete one has a finish reason."""
 
     index: int
     text: str
@@ -183,7 +183,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The texts that go on from the prompts, whole or a piece of them; several prompts have several plans."""
+    """The continuations of the prompts, or a chunk of one; each of several prompts has its own plan."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,4 +1,4 @@
-"""Plain completions: from a body to a generation for each of its prompts, and from events back to a body."""
+"""Plain completions: a body becomes a generation request for each of its prompts, and events a body."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from server.turn.reply import plan_body
 from server.turn.served import Served, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
-"""As OpenAI has it for this endpoint."""
+"""OpenAI's default for this endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """What the request decides about its reply's form.
+    """The form of a reply, as its request asks for it.
 
     Attributes:
         n_choices: replies over all prompts; those of one prompt stand together.
@@ -59,7 +59,7 @@ class CompletionShape:
 
 @dataclass(frozen=True, slots=True)
 class ComposedCompletion:
-    """A completion request, ready to run; ``who`` is the end user that it names, for the log."""
+    """A completion request, ready to run; ``who`` is the end user, for the log."""
 
     generations: list[GenerationRequest]
     shape: CompletionShape
@@ -68,7 +68,7 @@ class ComposedCompletion:
 
 
 def compose_completion(arrival: Arrival, served: Served) -> ComposedCompletion:
-    """Read, check and tokenise a request. Nothing of the engine is touched.
+    """Parse, check and tokenise a request, without touching the engine.
 
     Raises:
         InputError: the request cannot be done; names the field.
@@ -101,8 +101,7 @@ def compose_completion(arrival: Arrival, served: Served) -> ComposedCompletion:
 
 
 def _check_metadata(request: CompletionRequest) -> None:
-    """OpenAI's plain completions have no metadata, so there is nowhere to give it back; it may only name the
-    session."""
+    """OpenAI's plain completions have no metadata that could be returned: only ``session_id`` is taken."""
     others = set(request.metadata or ()) - {"session_id"}
     if others:
         param = f"metadata.{min(others)}"
@@ -165,7 +164,7 @@ def _ids(prompt: object, served: Served, where: str) -> NDArray[np.uint32]:
 
 
 class CompletionEncoder(OpenAIManners):
-    """Encodes one request's replies."""
+    """Encodes the replies of one request."""
 
     def __init__(self, shape: CompletionShape) -> None:
         super().__init__(shape.n_choices)
@@ -174,7 +173,7 @@ class CompletionEncoder(OpenAIManners):
         self._logprobs = [_no_logprobs() for _ in range(shape.n_choices)]
 
     def frames(self, event: Event) -> Iterator[Frame]:
-        """Take in ``event``; the frames that it makes."""
+        """Add ``event`` to the replies; the frames that it makes."""
         self.replies.take_in(event)
         match event:
             case Progress():
@@ -184,7 +183,7 @@ class CompletionEncoder(OpenAIManners):
                 yield from map(Frame, self._endings(event))
 
     def body(self) -> Completion:
-        """The whole reply, once every event was taken in."""
+        """The whole body, after the last event."""
         choices = [
             self._choice(end.index, self.replies[end.index].content, self._logprobs[end.index], end)
             for end in self.replies.ends
@@ -207,7 +206,7 @@ class CompletionEncoder(OpenAIManners):
             yield self._body([], usage=usage_body(self.replies), with_plan=True)
 
     def _logprobs_of(self, event: Progress) -> CompletionLogprobs:
-        """The entries of ``event``, which are added to the whole reply's too."""
+        """The entries of ``event``; they are added to those of the whole reply too."""
         grown, whole = _no_logprobs(), self._logprobs[event.index]
         offset = self._n_chars[event.index]
         for told in event.logprobs if self._shape.has_logprobs else ():

@@ -1,4 +1,4 @@
-"""Decodes the body of a chat completion request into a turn, and reads off how its reply is told."""
+"""Decodes the body of a chat completion request into a turn, and into the form of its reply."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ComposedChat:
 
 
 def compose_chat(arrival: Arrival, served: Served, settings: Settings) -> ComposedChat:
-    """Read, check and render a request. Nothing of the engine is touched.
+    """Parse, check and render a request, without touching the engine.
 
     Raises:
         InputError: the request cannot be done; names the field.
@@ -100,7 +100,7 @@ def sampling_of(fields: SamplingFields) -> Sampling:
 
 
 def _told(metadata: Mapping[str, object]) -> dict[str, str]:
-    """``metadata`` as it is given back: clients take nothing but strings there."""
+    """``metadata`` as the reply has it: clients accept only strings there."""
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
 
 
@@ -111,7 +111,7 @@ def session_in(metadata: Mapping[str, object] | None) -> str | None:
 
 
 def limit_of(max_tokens: int | None) -> int | None:
-    """The limit that a field sets; -1 sets none."""
+    """The token limit of a field; -1 means none."""
     return None if max_tokens == -1 else max_tokens
 
 
@@ -136,7 +136,7 @@ SCHEMA_NAME = {"response_format.schema": "response_format.json_schema.schema"}
 
 
 def _names(request: ChatRequest) -> dict[str, str]:
-    """What this dialect calls the names among which a call must be, and the schema of the answer."""
+    """This dialect's parameters for the names in a turn's tool choice and for its answer schema."""
     match request.tool_choice:
         case NamedTool():
             return SCHEMA_NAME | {"tool_choice.names[0]": "tool_choice.function.name"}
@@ -179,7 +179,7 @@ def _response_format(request: ChatRequest) -> ResponseFormat | None:
 
 
 def _thinking(request: ChatRequest) -> Thinking:
-    """Read ``enable_thinking``, ``reasoning_effort``, ``reasoning`` and their like.
+    """Read ``enable_thinking``, ``reasoning_effort``, ``reasoning`` and their synonyms.
 
     Raises:
         InputError: the spellings contradict each other.
@@ -199,7 +199,7 @@ def _thinking(request: ChatRequest) -> Thinking:
 
 
 def _agreed(spellings: Mapping[str, T | None]) -> T | None:
-    """What several fields say that mean the same; None when none of them says anything."""
+    """The value that synonymous fields agree on; None when none of them is set."""
     given = {name: value for name, value in spellings.items() if value is not None}
     if len(set(given.values())) > 1:
         raise InputError(
@@ -236,17 +236,17 @@ def _shape(request: ChatRequest, arrival: Arrival, served: Served, settings: Set
 
 
 def check_stream_options(fields: SamplingFields) -> None:
-    """Refuse options of a stream where none is wanted.
+    """Refuse options of a stream in a request without one.
 
     Raises:
-        InputError: as it says.
+        InputError: they are set.
     """
     if fields.stream_options is not None and not fields.stream:
         raise InputError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
 
 
 def check_pairs(request: ChatRequest) -> None:
-    """Refuse fields that make no sense together.
+    """Refuse fields that contradict each other.
 
     Raises:
         InputError: names the field that is one too many.
@@ -262,10 +262,10 @@ def check_pairs(request: ChatRequest) -> None:
 
 
 def continues_of(request: ChatRequest) -> bool | None:
-    """Whether the client says that the reply goes on writing the last message; None when it says nothing.
+    """Whether the reply is to continue the last message; None when the request does not say.
 
     Raises:
-        InputError: it says both.
+        InputError: the fields contradict each other.
     """
     if request.continue_final_message and request.add_generation_prompt:
         raise InputError(

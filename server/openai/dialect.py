@@ -1,4 +1,4 @@
-"""OpenAI's chat and completions dialect, as the app takes it in: its routes and its bodies."""
+"""OpenAI's chat and completions dialect: its routes and its bodies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CompletionArrival = Annotated[Arrival, arrives("cmpl-")]
 
 
 class ModelBody(TypedDict):
-    """A model as OpenAI lists it; ``context_length`` and ``max_model_len`` are the true limit in tokens."""
+    """A model as OpenAI lists it; ``context_length`` and ``max_model_len`` are its limit in tokens."""
 
     id: str
     object: Literal["model"]
@@ -36,7 +36,7 @@ class ModelBody(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The names that clients choose from; the model answers to its path and its repository too."""
+    """The names that clients choose from; requests may also name the model by its path or repository."""
 
     object: Literal["list"]
     data: list[ModelBody]

@@ -12,14 +12,14 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
 
 class Marked(Schema):
-    """What may carry a client's cache hint. It asks for nothing: every message start is a cache boundary."""
+    """A part that may carry a client's cache hint, which has no effect: every message start is a boundary."""
 
     cache_control: Untouched = None
     prompt_cache_breakpoint: Untouched = None
 
 
 class TextPart(Marked):
-    """A piece of text; the pieces of a message are joined with nothing between them."""
+    """A piece of text; the pieces of a message are joined without a separator."""
 
     type: Literal["text"]
     text: str
@@ -27,7 +27,7 @@ class TextPart(Marked):
 
 
 class RefusalPart(Marked):
-    """A refusal, as another model may have written one; read as text."""
+    """A refusal that another model may have written; read as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -38,7 +38,7 @@ Content = str | Annotated[Several[Part], Field(max_length=16_384)]
 
 
 class Kept(Marked):
-    """A message, with what clients that keep conversations leave on it."""
+    """A message, with the fields that clients store with it."""
 
     id: Untouched = None
     provider_specific_fields: Untouched = None
@@ -53,7 +53,7 @@ class SystemMessage(Kept):
 
 
 class UserMessage(Kept):
-    """What a person said."""
+    """A message of the user."""
 
     role: Literal["user"]
     content: Content
@@ -68,7 +68,7 @@ class CalledFunction(Schema):
 
 
 class ToolCall(Schema):
-    """A call that the assistant made."""
+    """A tool call that the assistant made."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -80,8 +80,8 @@ class ToolCall(Schema):
 
 
 class AssistantMessage(Kept):
-    """What the model said, as its client keeps it. The thought is read from ``reasoning_content`` or
-    ``reasoning``, not from what other providers' clients keep of it besides."""
+    """A message of the assistant, as its client stores it. The thought is read from ``reasoning_content`` or
+    ``reasoning``; the fields in which clients of other providers store it too are ignored."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -97,7 +97,7 @@ class AssistantMessage(Kept):
 
 
 class ToolMessage(Kept):
-    """What a tool returned; nothing may be null or the empty string."""
+    """The result of a tool; an empty result is null or the empty string."""
 
     role: Literal["tool"]
     content: Content | None = None
@@ -113,7 +113,7 @@ Message = Annotated[
 
 
 class FunctionDefinition(Schema):
-    """A function the model may call; no ``parameters`` means that it takes none."""
+    """A function that the model may call; without ``parameters`` it takes none."""
 
     name: Name
     description: str | None = None
@@ -142,14 +142,14 @@ class NamedTool(Schema):
 
 
 class AllowedTools(Schema):
-    """The subset of the tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether one of them must be."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[Several[NamedTool], Field(min_length=1, max_length=1024)]
 
 
 class AllowedToolsChoice(Schema):
-    """The choice of a subset of the tools."""
+    """A tool choice that allows some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

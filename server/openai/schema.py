@@ -44,14 +44,14 @@ Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
 StopString = Annotated[str, Field(max_length=4096)]
 Stop = StopString | Annotated[Several[StopString], Field(max_length=64)]
 TokenLimit = Annotated[int, Field(ge=-1), AfterValidator(_some)]
-"""So many tokens at most; -1 sets no limit."""
+"""A limit in tokens; -1 means none."""
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Reasoning(Schema):
-    """How much to think, as OpenRouter's clients say it. ``exclude`` is not done: thoughts are sent."""
+    """How much to think, in OpenRouter's form. Thoughts cannot be excluded from the reply."""
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -61,8 +61,8 @@ class Reasoning(Schema):
 
 
 class StreamOptions(Schema):
-    """What a stream carries besides the reply: counts at its end, or on every chunk those so far. There is no
-    obfuscation to include."""
+    """What a stream contains besides the reply: token counts at its end, or those so far in every chunk.
+    Obfuscation is not supported."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -104,21 +104,21 @@ ResponseFormat = Annotated[
 
 
 class Prediction(Schema):
-    """What the reply may turn out to be, in whole or in parts."""
+    """Text that the reply is likely to contain, as a whole or in parts."""
 
     type: Literal["content"]
     content: str | Several[TextPart]
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
 
 
 class SamplingFields(Schema):
-    """The fields that chat and plain completions share. Null and absent take the model's defaults."""
+    """The fields that chat and plain completions share. Null or absent fields take the model's defaults."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
     max_tokens: TokenLimit | None = None
@@ -145,8 +145,8 @@ class SamplingFields(Schema):
 class ChatRequest(SamplingFields):
     """A chat completion request.
 
-    Fields that change no reply here are taken, whatever they say (``store``, ``verbosity``). Those that would
-    are taken at the value that asks for nothing (``modalities: ["text"]``), and refused at every other.
+    Fields that have no effect here are accepted with any value (``store``, ``verbosity``). Other unsupported
+    fields are accepted only with the value that asks for nothing (``modalities: ["text"]``).
     """
 
     messages: Annotated[Several[Message], Field(min_length=1, max_length=32_768)]
@@ -186,10 +186,10 @@ Prompt = str | Annotated[Several[str], MANY] | TokenIds | Annotated[Several[Toke
 
 
 class CompletionRequest(SamplingFields):
-    """A request to go on from a text, or from each of several.
+    """A request to continue a text, or each of several.
 
-    In text, control strings such as ``<|im_start|>`` are control tokens: whoever sends a bare prompt
-    writes the template too. There is no echo, no suffix, and no choosing among more replies than asked for.
+    Control strings such as ``<|im_start|>`` are control tokens in a prompt, so that a client can write the
+    template itself. ``echo``, ``suffix`` and a ``best_of`` above ``n`` are not supported.
     """
 
     prompt: Prompt

@@ -18,7 +18,7 @@ from server.turn.served import Served
 
 
 class TokenizeRequest(Schema):
-    """A text, or a conversation as the model would read it. In a text, control strings are control tokens."""
+    """A text, or a conversation to be rendered. Control strings in a text are control tokens."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
     prompt: str | None = None
@@ -35,7 +35,7 @@ class DetokenizeRequest(Schema):
 
 
 class TokensBody(TypedDict):
-    """Token ids, and how many the context may have."""
+    """Token ids, their number, and the limit of the context."""
 
     tokens: list[int]
     count: int
@@ -49,7 +49,7 @@ class TextBody(TypedDict):
 
 
 N_CONTEXTS = 4
-"""How many times the context a text may have that is only counted."""
+"""A text that is only counted may be this many times as long as the context."""
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -130,7 +130,7 @@ def test_x9_a_client_that_leaves_inside_its_body_is_no_fault(caplog: pytest.LogC
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "left" in record.getMessage():
+            if "disconnected" in record.getMessage():
                 left.set()
 
     log = logging.getLogger("crossturn.gate")
