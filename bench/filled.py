@@ -16,8 +16,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache
 
 from model.checkpoint.config import ModelConfig
 from model.forward import Forward
-from model.kv import KvRows, capacity_for
-from model.state import Recurrent, State
+from model.state import KvRows, Recurrent, State, capacity_for
 
 Step = Callable[[mx.array], mx.array]  # ids [B] to logits [B, V]
 N_STEPS = 32

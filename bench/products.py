@@ -1,5 +1,5 @@
 """Which way through quantised matrices and through experts suits how many rows: what the limits in
-``model/layers/projection.py`` and ``model/devices/cuda/mixture.py`` are set by.
+``model/layers/ops.py`` and ``model/devices/cuda/mixture.py`` are set by.
 
     python bench/products.py --shape 35B-A3B --bits 16 4
 
@@ -28,8 +28,7 @@ from model.backend import detect  # noqa: E402
 from model.devices.cuda import device as cuda_device  # noqa: E402
 from model.devices.cuda import mixture  # noqa: E402
 from model.devices.cuda.mixture import Mixture  # noqa: E402
-from model.layers.ops import Ops  # noqa: E402
-from model.layers.projection import apply_unpacked  # noqa: E402
+from model.layers.ops import Ops, apply_unpacked  # noqa: E402
 
 N_AT_ONCE = 8  # in one evaluation, so that launches overlap as they do in a pass
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from model.kv import KvRows, Members, merge
 from model.layers.attention import StepGroup
 from model.layers.gdn import Trail
 from model.layers.network import Network
-from model.state import Checkpoint, Recurrent, State, stack_recurrent
+from model.state import STEP, Buffers, Checkpoint, KvRows, Recurrent, State, capacity_for, stack_recurrent
 
 # Steps after an extension during which members stay in buffers of their own: the next extension may be near,
 # and to move them costs a copy of their rows.
@@ -270,3 +269,41 @@ def _partition(lengths: dict[int, int]) -> Iterable[tuple[int, ...]]:
         near = {key for key in rest if 2 * lengths[key] >= longest or longest <= _SMALL}
         yield tuple(key for key in lengths if key in near)
         rest = [key for key in rest if key not in near]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Sequences that stand in one buffer, all flush right at its last column in use.
+
+    Attributes:
+        rows: the buffer.
+        at: which of its sequences, in the order wanted; None for all of them.
+    """
+
+    rows: KvRows
+    at: Sequence[int] | None = None
+
+
+def merge(parts: Sequence[Members], length: int) -> KvRows:
+    """One buffer for the sequences of ``parts``, one after the other, flush right at column ``length``; lazy.
+
+    None of them is longer than that: what stands further left in its old buffer is padding. A whole buffer
+    that stands right already is returned as it is.
+    """
+    first = parts[0]
+    if len(parts) == 1 and first.at is None and first.rows.length == length:
+        return first.rows
+    room = capacity_for(length) - length
+    if first.rows.length == length and STEP // 4 <= first.rows.capacity - length < room:
+        room = first.rows.capacity - length  # the first are often the most, and can be taken as they stand
+    stacked = [
+        mx.concatenate(list(buffers)) if len(buffers) > 1 else buffers[0]
+        for buffers in zip(*(_moved(part, length, room) for part in parts), strict=True)
+    ]
+    return KvRows(first.rows.layout, tuple(stacked), length)
+
+
+def _moved(part: Members, length: int, room: int) -> Buffers:
+    """The buffers of ``part`` with ``length`` columns in use and ``room`` behind them."""
+    buffers, at = part.rows.moved(length, room), part.at
+    return buffers if at is None else tuple(side[mx.array(list(at))] for side in buffers)

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from model.kv import KvRows, capacity_for
-from model.state import Checkpoint, Recurrent, State
+from model.state import Checkpoint, KvRows, Recurrent, State, capacity_for
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 

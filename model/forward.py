@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from model.batch import DecodeBatch
 from model.checkpoint.config import ModelConfig
 from model.checkpoint.fingerprint import ModelFingerprint
-from model.checkpoint.weights import parameters
+from model.checkpoint.weights import Weights, parameters
 from model.device import Device
-from model.kv import KvLayout, capacity_for
 from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
-from model.parts import Pace, part_tokens, temporary_bytes
 from model.sampling import warm_up_sampling
-from model.state import Checkpoint, Recurrent, State, stack_recurrent
+from model.state import Checkpoint, KvLayout, Recurrent, State, capacity_for, stack_recurrent
+
+_LEAST = 4 * CHUNK
+_WEIGHT = 0.5  # of the newest pass in the measured speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,31 @@ class Part:
     capture_at: Sequence[int] = ()
 
 
+class Pace:
+    """How fast prompts are read, measured as they are.
+
+    Args:
+        seconds_per_token: None before any pass was measured.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_per_token: float | None = None
+
+    def note(self, n_tokens: int, seconds: float) -> None:
+        """A pass took so long. Short ones say little: a pass has a cost of its own."""
+        if n_tokens < _LEAST:
+            return
+        newest, known = seconds / n_tokens, self.seconds_per_token
+        self.seconds_per_token = newest if known is None else _WEIGHT * newest + (1 - _WEIGHT) * known
+
+    def tokens_within(self, seconds: float, most: int) -> int:
+        """Tokens, whole chunks and at least a few of them, that a pass may take to be done in ``seconds``."""
+        if self.seconds_per_token is None:
+            return _LEAST
+        n = int(seconds / self.seconds_per_token)
+        return max(_LEAST, min(most, n // CHUNK * CHUNK))
+
+
 class Forward:
     """The weights of one model and the passes over them; holds nothing of any sequence.
 
@@ -78,6 +104,7 @@ class Forward:
         self.part_tokens = part_tokens(device.most_part_tokens, self._token_bytes)
         self._pace = Pace()
         self.kv_layout = KvLayout(config.n_kv_heads, config.head_dim, dtype, fingerprint.kv_bits)
+        self._empty = State.empty(config, self.kv_layout)
 
     def fit_parts(self, n_bytes: int) -> None:
         """Let a pass take as many tokens at once as ``n_bytes`` hold the temporaries of, attention's among
@@ -93,12 +120,12 @@ class Forward:
 
     def new_state(self) -> State:
         """The state before any token."""
-        return State.empty(self.config, self.kv_layout)
+        return self._empty.another()
 
     def state_bytes(self, n_tokens: int) -> int:
         """Bytes of a state that stands for ``n_tokens``."""
-        rows = self.config.n_full_attention_layers * capacity_for(n_tokens)
-        return self.new_state().n_bytes + rows * self.kv_layout.row_bytes
+        rows = len(self._empty.kv) * capacity_for(n_tokens)
+        return self._empty.n_bytes + rows * self.kv_layout.row_bytes
 
     @property
     def fuses_sampling(self) -> bool:
@@ -259,3 +286,40 @@ class Forward:
         state.recurrent = after
         state.position += n_tokens
         return h, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
+
+
+def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:
+    """Tokens of a part, a multiple of the GDN chunk, whose temporaries take ``n_bytes`` at most (None: any),
+    unless that is less than a few chunks.
+
+    Args:
+        most: what suits the device.
+        token_bytes: see :func:`temporary_bytes`.
+    """
+    fitting = most if n_bytes is None else n_bytes // token_bytes // CHUNK * CHUNK
+    return max(_LEAST, min(most, fitting))
+
+
+def temporary_bytes(
+    config: ModelConfig, weights: Weights, dtype: mx.Dtype, layers_at_once: int | None
+) -> int:
+    """About what one token of a prompt takes while it is read, in bytes, attention's scores aside: they are
+    bounded by themselves.
+
+    Args:
+        weights: by dotted name; the outputs of all matrices are counted twice, once for what is made of them.
+        dtype: what is computed in.
+        layers_at_once: those whose temporaries are in memory together; None for all.
+    """
+    # Of the chunked rule in float32: U and the new values, W and the keys, and a state for each chunk.
+    widths = config.value_head_dim + config.key_head_dim
+    states = config.value_head_dim * config.key_head_dim // CHUNK
+    of_rule = 4 * config.n_value_heads * (2 * widths + states)
+    layers = [of_rule if type_ == "linear_attention" else 0 for type_ in config.layer_types]
+    for name, weight in weights.items():
+        path = name.split(".")
+        if "layers" not in path or path[-1] != "weight" or weight.ndim < 2 or "conv1d" in path:
+            continue
+        n_times = config.n_chosen if weight.ndim == 3 else 1
+        layers[int(path[path.index("layers") + 1])] += 2 * dtype.size * n_times * weight.shape[-2]
+    return sum(sorted(layers)[-(layers_at_once or len(layers)) :])

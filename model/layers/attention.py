@@ -10,9 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
-from model.kv import KvRows
-from model.layers.ops import Mask, Ops
-from model.layers.projection import Projection
+from model.layers.ops import Mask, Ops, Projection
+from model.state import KvRows
 
 
 @dataclass(frozen=True)

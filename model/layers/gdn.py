@@ -14,8 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
-from model.layers.ops import Ops
-from model.layers.projection import Projection
+from model.layers.ops import Ops, Projection
 from model.state import Recurrent
 
 _NORM_EPS = 1e-6  # on the sum of squares of a query or a key

@@ -1,4 +1,5 @@
-"""A whole network over mlx-lm's modules: its layers in order, its head, and a decode step through them."""
+"""A whole network over mlx-lm's modules: its layers in order with their feed-forward halves, its head, and a
+decode step through them."""
 
 from __future__ import annotations
 
@@ -12,9 +13,8 @@ import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.layers.attention import Attention, StepGroup
-from model.layers.feed_forward import FeedForward
 from model.layers.gdn import Gdn, Trail
-from model.layers.ops import AddNorm, Ops
+from model.layers.ops import AddNorm, Ops, Projection
 from model.state import Recurrent
 
 # One token to each of B sequences: ids [B], the groups that they stand in, the state of each GDN layer, to
@@ -41,6 +41,43 @@ class Extend(Protocol):
         Returns:
             Rows [B, T, H] after the last norm, and what each GDN layer passed through.
         """
+
+
+class Mlp:
+    """A SwiGLU block: a dense layer's, or an expert that every token passes.
+
+    Reads weights from ``block``, mlx-lm's.
+
+    Attributes:
+        inputs: the gate and up projections.
+        output: the one down.
+    """
+
+    def __init__(self, block: nn.Module, ops: Ops) -> None:
+        self.inputs = Projection(block, ["gate_proj", "up_proj"], ops.apply)
+        self.output = block.down_proj
+        self._ops = ops
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[..., H] to [..., H]."""
+        return self._ops.apply(self.output, self._ops.swiglu(self.inputs, x))
+
+
+class FeedForward:
+    """Reads weights from ``block``, mlx-lm's dense MLP or its sparse mixture of experts.
+
+    Attributes:
+        mlp: of a dense layer; None where experts are mixed.
+    """
+
+    def __init__(self, block: nn.Module, ops: Ops) -> None:
+        self._block = block
+        self.mlp = Mlp(block, ops) if "gate_proj" in block else None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[B, T, H] to [B, T, H]."""
+        out: mx.array = (self.mlp or self._block)(x)
+        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ from model.checkpoint.fingerprint import ModelFingerprint
 from model.checkpoint.load import Modules, read_modules
 from model.device import Device
 from model.forward import Forward
-from model.kv import KvLayout
 from model.layers.gdn import Gdn
 from model.layers.network import Network
-from model.state import Checkpoint, State
+from model.state import Checkpoint, KvLayout, State
 from server.check.result import Section, apart, layer_bound, numbers
 
 _N_VOCAB = 1024  # rows of the embedding and of the head that are kept

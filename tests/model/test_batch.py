@@ -15,7 +15,7 @@ from model import batch as batch_module
 from model.batch import DecodeBatch
 from model.checkpoint.load import load
 from model.forward import Forward
-from model.kv import STEP
+from model.state import STEP
 from tests.fakes import tiny
 
 LENGTHS = (5, 40, 64, 3, 130)

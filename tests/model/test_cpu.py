@@ -16,6 +16,7 @@ from mlx.utils import tree_map
 from mlx_lm.tuner.lora import LoRALinear
 
 from model.backend import detect
+from model.batch import Members, merge
 from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.load import load
 from model.devices.cpu import attention, rows
@@ -24,12 +25,10 @@ from model.devices.cpu.gdn import CpuGdn
 from model.devices.cpu.network import CpuFeedForward, CpuStep
 from model.devices.cpu.operations import cpu_ops
 from model.devices.cpu.rows import Crew
-from model.kv import KvLayout, KvRows, Members, merge
 from model.layers.attention import Attention, StepGroup
-from model.layers.feed_forward import FeedForward
 from model.layers.gdn import Gdn
-from model.layers.network import Block
-from model.state import Recurrent
+from model.layers.network import Block, FeedForward
+from model.state import KvLayout, KvRows, Recurrent
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 

@@ -25,7 +25,7 @@ from model.devices.cuda.kernels.few_rows import Norm, matrix_of, multiply
 from model.devices.cuda.kernels.pointwise import add_norm, swiglu
 from model.devices.cuda.product import Product
 from model.forward import Forward
-from model.layers.projection import Projection
+from model.layers.ops import Projection
 from model.state import State
 from tests.fakes import cuda_emulator, tiny
 from tests.fakes.lm_modules import random_modules

@@ -10,7 +10,7 @@ import pytest
 
 from model.checkpoint.load import load
 from model.errors import CheckpointError
-from model.kv import KvLayout, KvRows, capacity_for
+from model.state import KvLayout, KvRows, capacity_for
 from tests.fakes import tiny
 
 IDS = np.load(Path(__file__).parents[1] / "goldens" / "dense.npz")["ids"]

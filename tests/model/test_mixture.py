@@ -12,8 +12,7 @@ import pytest
 
 from model.devices.cuda import mixture
 from model.devices.cuda.mixture import Mixture
-from model.layers.ops import Ops
-from model.layers.projection import apply_unpacked
+from model.layers.ops import Ops, apply_unpacked
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 

@@ -14,8 +14,8 @@ from model.checkpoint.load import load
 from model.checkpoint.weights import parameters
 from model.devices.cuda.device import CudaDevice
 from model.devices.metal.device import MetalDevice
+from model.forward import Pace, part_tokens, temporary_bytes
 from model.layers.delta_rule import CHUNK
-from model.parts import Pace, part_tokens, temporary_bytes
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 

@@ -29,9 +29,9 @@ from model.devices.cpu.rows import (
     one_plus_exp_minus,
     step_multiply,
 )
-from model.kv import KvRows
 from model.layers.attention import Attention, StepGroup
 from model.layers.ops import Ops
+from model.state import KvRows
 
 _ROWS, _KEYS = 256, 512  # scores in hand at once: half a megabyte
 _LONG = 1 << 19  # numbers of a head's keys from which on one query is worth the threads

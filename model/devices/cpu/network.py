@@ -30,9 +30,8 @@ from model.devices.cpu.rows import (
     step_multiply,
 )
 from model.layers.attention import StepGroup
-from model.layers.feed_forward import FeedForward
 from model.layers.gdn import Trail
-from model.layers.network import Block
+from model.layers.network import Block, FeedForward
 from model.layers.ops import Ops
 from model.state import Recurrent
 

@@ -16,8 +16,7 @@ import mlx.nn as nn
 
 from model.layers.attention import query_blocks
 from model.layers.delta_rule import Chunked
-from model.layers.ops import Mask, Ops, Unary
-from model.layers.projection import Projection, apply_layer, apply_unpacked
+from model.layers.ops import Mask, Ops, Projection, Unary, apply_layer, apply_unpacked
 
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts: n * _LN2_HIGH is exact in float32 for every n that occurs (Cody and Waite, 1980).
@@ -83,7 +82,7 @@ def _dense(function: Unary, x: mx.array) -> mx.array:
 
 
 def apply(layer: nn.Module, x: mx.array) -> mx.array:
-    """See :data:`model.layers.projection.Apply`."""
+    """See :data:`model.layers.ops.Apply`."""
     if "bias" in layer:
         return apply_layer(layer, x)
     n_rows = x.size // x.shape[-1]

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from model.layers.projection import unpacked
+from model.layers.ops import unpacked
 
 Array = NDArray[np.float32]
 

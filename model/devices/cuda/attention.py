@@ -17,9 +17,9 @@ from model.devices.cuda.kernels.attention_step import (
     decode,
     prepare,
 )
-from model.kv import KvRows
 from model.layers.attention import Attention, StepGroup, batch_order
 from model.layers.ops import Ops
+from model.state import KvRows
 
 _READ_ANEW = 8  # tokens of a sequence up to which each reads all rows by itself
 

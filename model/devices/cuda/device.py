@@ -21,8 +21,7 @@ from model.errors import BackendError
 from model.layers.attention import Attention
 from model.layers.gdn import Gdn
 from model.layers.network import Network, head_of, network_of
-from model.layers.ops import AddNorm, Ops
-from model.layers.projection import Projection, apply_unpacked
+from model.layers.ops import AddNorm, Ops, Projection, apply_unpacked
 
 
 @dataclass(frozen=True, slots=True)

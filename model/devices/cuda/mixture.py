@@ -9,9 +9,8 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from model.devices.cuda.kernels import few_experts
 from model.devices.cuda.kernels.few_rows import Matrix
 from model.devices.cuda.product import Product
-from model.layers.feed_forward import FeedForward, Mlp
-from model.layers.ops import Ops
-from model.layers.projection import Projection, unpacked
+from model.layers.network import FeedForward, Mlp
+from model.layers.ops import Ops, Projection, unpacked
 
 # Pairs of token and expert up to which each reads the matrices of its expert by itself, as in a decode
 # step. More are sorted by expert and multiplied in groups: MLX's grouped product reads a matrix once for all

@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from model.devices.cuda.kernels.few_rows import Norm, can_multiply, matrix_of, multiply
 from model.devices.cuda.kernels.pointwise import swiglu
-from model.layers.projection import Apply
+from model.layers.ops import Apply
 
 
 class Product:
