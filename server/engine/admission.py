@@ -10,7 +10,7 @@ thirty.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -179,29 +179,27 @@ class Admission:
         fits."""
         if not decoding and not prefilling:
             return True
-        limits, width = self._options, self.width(request)
-        if _n_places(decoding, prefilling, self.width) + width > limits.max_running:
+        limits, tenant, width = self._options, request.slot.tenant, self.width(request)
+        if self._n_rows(decoding, prefilling) + width > limits.max_running:
             return False
         if limits.max_running_per_key is not None:
-            decoding = [ticket for ticket in decoding if ticket.request.slot.tenant == request.slot.tenant]
-            prefilling = [
-                ticket for ticket in prefilling if ticket.request.slot.tenant == request.slot.tenant
-            ]
-            if _n_places(decoding, prefilling, self.width) + width > limits.max_running_per_key:
+            n_own = self._n_rows(_tickets_of(tenant, decoding), _tickets_of(tenant, prefilling))
+            if n_own + width > limits.max_running_per_key:
                 return False
         n_states = width + (width < request.n_replies)
         return self._store.can_admit(self._bytes_of(request) * n_states)
+
+    def _n_rows(self, decoding: Sequence[Ticket], prefilling: Sequence[Ticket]) -> int:
+        """Rows of the batch that are taken, or will be once the prompts are prefilled."""
+        return len(decoding) + sum(self.width(ticket.request) for ticket in prefilling)
 
     def _bytes_of(self, request: GenerationRequest) -> int:
         """The memory that one reply of ``request`` is expected to need, its prompt included."""
         return self._state_bytes(expected_tokens(request))
 
 
-def _n_places(
-    decoding: Sequence[Ticket], prefilling: Sequence[Ticket], width: Callable[[GenerationRequest], int]
-) -> int:
-    """Rows of the batch that are taken, or will be once the prompts are prefilled."""
-    return len(decoding) + sum(width(ticket.request) for ticket in prefilling)
+def _tickets_of(tenant: str | None, tickets: Iterable[Ticket]) -> list[Ticket]:
+    return [ticket for ticket in tickets if ticket.request.slot.tenant == tenant]
 
 
 def expected_tokens(request: GenerationRequest) -> int:
@@ -232,7 +230,7 @@ class WaitingLine:
 
     def n_of(self, tenant: str | None) -> int:
         """How many requests of ``tenant`` wait."""
-        return sum(ticket.request.slot.tenant == tenant for ticket in self._tickets)
+        return len(_tickets_of(tenant, self._tickets))
 
     def add(self, ticket: Ticket) -> None:
         self._tickets.append(ticket)

@@ -32,7 +32,6 @@ class Counters:
     """Totals since the start, in tokens unless the name says otherwise."""
 
     n_steps: int = 0
-    n_requests: int = 0
     n_prompt: int = 0
     n_reused: int = 0
     n_prefilled: int = 0

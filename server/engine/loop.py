@@ -161,7 +161,6 @@ class EngineLoop:
         self._prefiller.join(prefill)
         if not ticket.is_planned:
             ticket.is_planned = True
-            self.counters.n_requests += 1
             self.counters.n_prompt += report.prompt_tokens
             self.counters.n_reused += report.reused_tokens
             self._outbox.send(ticket.emit, Planned(report))

@@ -8,7 +8,7 @@ process gives to those same ids, and the plan says so.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -105,24 +105,15 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
     The last user query is the last user message before the first shared point, which lies in the header of
     the first reply to that query, however many tool calls follow.
     """
-    before = bisect_left(
-        prompt.message_starts, prompt.shared_points[0] if prompt.shared_points else len(prompt.ids)
-    )
-    queries = [
-        start
-        for start, role in zip(prompt.message_starts[:before], prompt.message_roles[:before], strict=True)
-        if role == "user"
-    ]
+    messages = zip(prompt.message_starts, prompt.message_roles, strict=True)
+    questions = tuple(start for start, role in messages if role == "user")
+    first_shared = prompt.shared_points[0] if prompt.shared_points else len(prompt.ids)
     return PromptShape(
         message_starts=prompt.message_starts,
         shared_points=prompt.shared_points,
-        last_user_start=queries[-1] if queries else None,
+        last_user_start=max((start for start in questions if start < first_shared), default=None),
         system_end=prompt.system_end,
-        questions=tuple(
-            start
-            for start, role in zip(prompt.message_starts, prompt.message_roles, strict=True)
-            if role == "user"
-        ),
+        questions=questions,
     )
 
 
@@ -180,7 +171,7 @@ def _divergence(
     index = bisect_right(prompt.message_starts, at) - 1
 
     def around(ids: TokenIds) -> str:
-        return decode([int(token) for token in ids[max(0, at - _BEFORE) : at + _BEHIND]])
+        return decode(ids[max(0, at - _BEFORE) : at + _BEHIND].tolist())
 
     return Divergence(
         message=index,
