@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from model.errors import InputError, shortened
+from server.http.values import MAX_VALUES, has_too_many_values
 
 
 class Schema(BaseModel):
@@ -63,6 +64,11 @@ T = TypeVar("T")
 
 Several = Annotated[list[T], Field(fail_fast=True)]
 """A list of which only the first error is reported: a million errors would take seconds to format."""
+MESSAGES = Field(max_length=32_768)
+PARTS = Field(max_length=16_384)
+TOOLS = Field(max_length=1024)
+STOPS = Field(max_length=64)
+"""Bounds on such lists, in every dialect; a longer list is refused before its items are validated."""
 
 
 def parse(schema: type[S], body: bytes) -> S:
@@ -72,6 +78,8 @@ def parse(schema: type[S], body: bytes) -> S:
     Raises:
         InputError: the body is not JSON or does not match; the error names the first field at fault.
     """
+    if has_too_many_values(body):
+        raise InputError(f"The body has more than {MAX_VALUES} values.", code="too_many_values")
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
@@ -88,13 +96,17 @@ def _is_no_json(error: ValidationError) -> bool:
 
 
 _HIGH, _LOW = rb"u[dD][89aAbB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
-_ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b|%b)|.)" % (_HIGH, _LOW, _HIGH, _LOW))
-"""An escape: a pair of surrogates, one alone (the group), or any other."""
+_SURROGATES = re.compile(rb"\\(?<!\\\\)((?:\\\\)*+)(?:(%b\\%b)|%b|%b)" % (_HIGH, _LOW, _HIGH, _LOW))
+"""Backslashes of which the last one escapes a pair of surrogates (the second group), or one alone."""
+_MAX_SURROGATES = 1 << 18
+"""A body with more of them is left as it is: replacing them would take seconds."""
 
 
 def _without_surrogates(body: bytes) -> bytes:
     """``body`` with every escaped surrogate replaced that is not part of a pair."""
-    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], body)
+    if not 0 < body.count(rb"\ud") + body.count(rb"\uD") <= _MAX_SURROGATES:
+        return body
+    return _SURROGATES.sub(lambda match: match[0] if match[2] else rb"\%bufffd" % match[1], body)
 
 
 def _input_error(error: ValidationError, body: bytes) -> InputError:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from server.http.schema import Schema, Several, Untouched
+from server.http.schema import PARTS, TOOLS, Schema, Several, Untouched
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
@@ -34,7 +34,7 @@ class RefusalPart(Marked):
 
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-Content = str | Annotated[Several[Part], Field(max_length=16_384)]
+Content = str | Annotated[Several[Part], PARTS]
 
 
 class Kept(Marked):
@@ -87,7 +87,7 @@ class AssistantMessage(Kept):
     content: Content | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[Several[ToolCall], Field(max_length=1024)] | None = None
+    tool_calls: Annotated[Several[ToolCall], TOOLS] | None = None
     prefix: bool | None = None
     name: str | None = None
     refusal: str | None = None

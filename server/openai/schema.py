@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 
-from server.http.schema import OnlyFalse, Schema, Several, Untouched, entry_error
+from server.http.schema import (
+    MESSAGES,
+    PARTS,
+    STOPS,
+    TOOLS,
+    OnlyFalse,
+    Schema,
+    Several,
+    Untouched,
+    entry_error,
+)
 from server.openai.messages import Message, TextPart, Tool, ToolChoice
 
 
@@ -42,7 +52,7 @@ Biases = Annotated[
 ]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
 StopString = Annotated[str, Field(max_length=4096)]
-Stop = StopString | Annotated[Several[StopString], Field(max_length=64)]
+Stop = StopString | Annotated[Several[StopString], STOPS]
 TokenLimit = Annotated[int, Field(ge=-1), AfterValidator(_some)]
 """A limit in tokens; -1 means none."""
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -107,7 +117,7 @@ class Prediction(Schema):
     """Text that the reply is likely to contain, as a whole or in parts."""
 
     type: Literal["content"]
-    content: str | Several[TextPart]
+    content: str | Annotated[Several[TextPart], PARTS]
 
     @property
     def text(self) -> str:
@@ -149,11 +159,11 @@ class ChatRequest(SamplingFields):
     fields are accepted only with the value that asks for nothing (``modalities: ["text"]``).
     """
 
-    messages: Annotated[Several[Message], Field(min_length=1, max_length=32_768)]
+    messages: Annotated[Several[Message], Field(min_length=1), MESSAGES]
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[Several[Tool], Field(max_length=1024)] | None = None
+    tools: Annotated[Several[Tool], TOOLS] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

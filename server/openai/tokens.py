@@ -12,7 +12,7 @@ from model.errors import InputError
 from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, authenticate
-from server.http.schema import Schema, parse
+from server.http.schema import MESSAGES, TOOLS, Schema, Several, parse
 from server.openai.messages import Message, Tool
 from server.turn.served import Served
 
@@ -22,8 +22,8 @@ class TokenizeRequest(Schema):
 
     model: Annotated[str, Field(min_length=1)] | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Several[Message], Field(min_length=1), MESSAGES] | None = None
+    tools: Annotated[Several[Tool], TOOLS] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
 
 
@@ -31,7 +31,7 @@ class DetokenizeRequest(Schema):
     """Token ids."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Several[Annotated[int, Field(ge=0)]]
 
 
 class TokensBody(TypedDict):

@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from model.errors import InputError
-from server.http.schema import parse
+from server.http import values
+from server.http.schema import _without_surrogates, parse
+from server.http.values import has_too_many_values
 from server.openai.schema import ChatRequest
 from server.settings import Settings
 from tests.fakes.fake_engine import fake_served
@@ -125,3 +129,92 @@ def test_x11_a_token_id_of_any_size_is_refused(server: Live, token: int) -> None
         assert response.status_code == 400, (path, response.text)
         assert error_of(response)["param"].startswith(next(iter(body)))
     assert server.chat(logit_bias={str(token): 1}).status_code == 400
+
+
+def counted_by_hand(body: bytes) -> int:
+    """What begins a value or a key outside strings, byte by byte."""
+    n, is_inside, is_escaped = 0, False, False
+    for byte in body:
+        if byte == ord('"') and not is_escaped:
+            is_inside = not is_inside
+        elif byte in b",:[{" and not is_inside:
+            n += 1
+        is_escaped = byte == ord("\\") and not is_escaped
+    return n
+
+
+@given(
+    st.lists(st.sampled_from([b"\\", b'"', b",", b":", b"[", b"a"]), max_size=60).map(b"".join),
+    st.integers(1, 9),
+)
+def test_x5_values_are_counted_outside_strings_alone_however_the_chunks_fall(body: bytes, n: int) -> None:
+    n_values = counted_by_hand(body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "_CHUNK_BYTES", n)
+        patch.setattr(values, "MAX_VALUES", n_values)
+        assert not has_too_many_values(body)
+        if n_values:
+            patch.setattr(values, "MAX_VALUES", n_values - 1)
+            assert has_too_many_values(body)
+
+
+HI = '{"role": "user", "content": "Hi"}'
+MANY = {
+    "/v1/chat/completions": f'{{"messages": [{HI}], "metadata": {{"a": [%s]}}}}',
+    "/v1/completions": '{"prompt": [%s]}',
+    "/v1/responses": '{"input": [%s]}',
+    "/v1/messages": '{"model": "demo", "max_tokens": 9, "messages": [%s]}',
+    "/v1/messages/count_tokens": '{"model": "demo", "messages": [%s]}',
+    "/tokenize": '{"messages": [%s]}',
+    "/detokenize": '{"tokens": [%s]}',
+}
+
+
+@pytest.mark.parametrize("path", MANY)
+@pytest.mark.parametrize("piece", ["0,", "[],", '"a",'])
+def test_x5_a_body_of_a_million_values_is_refused_before_it_is_parsed(
+    server: Live, path: str, piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pydantic.BaseModel.model_validate_json", None)  # building its tree takes seconds
+    monkeypatch.setattr(values, "MAX_VALUES", 10_000)
+    body = MANY[path] % (piece * 11_000)
+    response = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "values" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", f'{{"messages": [{HI + "," + HI}%s]}}', "messages"),
+        ("/v1/responses", f'{{"input": [{HI}%s]}}', "input"),
+        ("/v1/messages", f'{{"model": "demo", "max_tokens": 9, "messages": [{HI}%s]}}', "messages"),
+        ("/v1/messages/count_tokens", f'{{"model": "demo", "messages": [{HI}%s]}}', "messages"),
+        ("/tokenize", f'{{"messages": [{HI}%s]}}', "messages"),
+    ],
+)
+def test_x5_more_messages_than_are_taken_are_refused_by_their_number(
+    server: Live, path: str, body: str, field: str
+) -> None:
+    content = body % (f",{HI}" * 32_768)
+    response = server.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert field in message
+    assert "at most 32768" in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"\ud83d", rb"\ufffd"),
+        (rb"\udc00\ud83d\udc00", rb"\ufffd\ud83d\udc00"),
+        (rb"\\\ud83d", rb"\\\ufffd"),
+        (rb"\\ud83d\udc00", rb"\\ud83d\ufffd"),
+        (rb"\\\\", rb"\\\\"),
+        (rb"\uD83D\uDC00\udc00", rb"\uD83D\uDC00\ufffd"),
+    ],
+)
+def test_half_a_character_is_replaced_and_a_whole_one_is_not(sent: bytes, read: bytes) -> None:
+    assert _without_surrogates(sent) == read

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from server.http.schema import Schema
+from server.http.schema import PARTS, Schema, Several
 
 
 class CacheMark(Schema):
@@ -65,7 +65,7 @@ class ToolResultBlock(Schema):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[ResultBlock] | None = None
+    content: str | Annotated[Several[ResultBlock], PARTS] | None = None
     is_error: bool | None = None
     cache_control: CacheMark | None = None
 

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from server.anthropic.schema.blocks import AssistantBlock, CacheMark, TextBlock, UserBlock
 from server.anthropic.schema.tools import Tool, ToolAdditionBlock, ToolChoice, ToolRemovalBlock
-from server.http.schema import Schema
+from server.http.schema import MESSAGES, PARTS, STOPS, TOOLS, Schema, Several
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 SystemBlock = Annotated[TextBlock | ToolAdditionBlock | ToolRemovalBlock, Field(discriminator="type")]
@@ -27,7 +27,7 @@ class SystemMessage(Schema):
     """
 
     role: Literal["system"]
-    content: str | list[SystemBlock] = ""
+    content: str | Annotated[Several[SystemBlock], PARTS] = ""
     output_config: TurnOutputConfig | None = None
     clear_at: Literal["next_user_message", "never"] | None = None
 
@@ -36,14 +36,14 @@ class UserMessage(Schema):
     """What a person said, and what tools returned."""
 
     role: Literal["user"]
-    content: str | list[UserBlock]
+    content: str | Annotated[Several[UserBlock], PARTS]
 
 
 class AssistantMessage(Schema):
     """What the model said."""
 
     role: Literal["assistant"]
-    content: str | list[AssistantBlock]
+    content: str | Annotated[Several[AssistantBlock], PARTS]
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
@@ -123,9 +123,9 @@ class PromptFields(Schema):
 
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Several[Message], Field(min_length=1), MESSAGES]
+    system: str | Annotated[Several[TextBlock], PARTS] | None = None
+    tools: Annotated[Several[Tool], TOOLS] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -133,7 +133,7 @@ class PromptFields(Schema):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[Several[str], STOPS] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     cache_control: CacheMark | None = None

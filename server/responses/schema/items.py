@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 
-from server.http.schema import OnlyFalse, Schema
+from server.http.schema import PARTS, TOOLS, OnlyFalse, Schema, Several
 from server.responses.schema.tools import Tool
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -84,7 +84,7 @@ class MessageItem(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part] | None
+    content: str | Annotated[Several[Part], PARTS] | None
     name: str | None = None
     phase: str | None = None
     end_turn: bool | None = None
@@ -94,8 +94,8 @@ class ReasoningItem(_Item):
     """A thought: in the clear, sealed by this server, or as a summary; the first that is there counts."""
 
     type: Literal["reasoning"]
-    summary: list[TextPart] | None = None
-    content: list[TextPart] | None = None
+    summary: Annotated[Several[TextPart], PARTS] | None = None
+    content: Annotated[Several[TextPart], PARTS] | None = None
     encrypted_content: str | None = None
 
 
@@ -126,7 +126,7 @@ class CallOutputItem(_Item):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str | None = None
-    output: str | list[Part]
+    output: str | Annotated[Several[Part], PARTS]
     name: str | None = None
     namespace: str | None = None
     caller: JsonValue = None
@@ -145,7 +145,7 @@ class ToolSearchOutputItem(_Item):
     """The tools that the client found; they may be called from here on."""
 
     type: Literal["tool_search_output"]
-    tools: list[Tool]
+    tools: Annotated[Several[Tool], TOOLS]
     call_id: str | None = None
     execution: Literal["client"] = "client"
 
@@ -155,7 +155,7 @@ class AdditionalToolsItem(_Item):
 
     type: Literal["additional_tools"]
     role: Literal["developer"]
-    tools: list[Tool]
+    tools: Annotated[Several[Tool], TOOLS]
 
 
 class ItemReference(Schema):

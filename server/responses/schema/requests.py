@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from server.http.schema import OnlyFalse, Schema
+from server.http.schema import MESSAGES, STOPS, TOOLS, OnlyFalse, Schema, Several
 from server.responses.schema.items import InputItem
 from server.responses.schema.tools import Tool, ToolChoice
 from server.turn.turn import Effort
@@ -82,10 +82,10 @@ class PromptFields(Schema):
     """
 
     model: Annotated[str, Field(min_length=1)] | None = None
-    input: str | list[InputItem] | None = None
+    input: str | Annotated[Several[InputItem], MESSAGES] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[Several[Tool], TOOLS] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -116,7 +116,7 @@ class ResponsesRequest(PromptFields):
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = None
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop: str | Annotated[Several[str], STOPS] | None = None
     enable_thinking: bool | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     include: list[str] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 
-from server.http.schema import OnlyFalse, Schema
+from server.http.schema import TOOLS, OnlyFalse, Schema, Several
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 HOSTED = frozenset(
@@ -79,7 +79,7 @@ class NamespaceTool(Schema):
     type: Literal["namespace"]
     name: Name
     description: str | None = None
-    tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
+    tools: Annotated[Several[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], TOOLS]
 
 
 class ToolSearchTool(Schema):
