@@ -1,1 +1,1 @@
-"""Anthropic's Messages dialect: bodies in, turns out, events back to bodies and stream events."""
+"""Anthropic's Messages dialect: bodies become turns, and events become bodies and stream events."""

@@ -43,13 +43,13 @@ MAX_BYTES = 4 * 1024 * 1024
 
 class BlockWriter:
     """The blocks of one reply. They never interleave: text that a model writes between the tags of a
-    call waits until the call is whole.
+    call is held back until the call is complete.
 
     Args:
-        shows_thoughts: send thoughts; else their signatures hold them.
+        shows_thoughts: whether thoughts are sent; otherwise only their signatures hold them.
 
     Attributes:
-        blocks: those that are complete.
+        blocks: the complete blocks.
     """
 
     def __init__(self, *, shows_thoughts: bool = True) -> None:
@@ -83,7 +83,7 @@ class BlockWriter:
                 yield self._growth(InputDelta(type="input_json_delta", partial_json=delta.json_fragment))
 
     def finish(self) -> Iterator[BlockEvent]:
-        """End the block that is open, and let out the text that has waited for that."""
+        """End the open block, and emit the text that was held back."""
         yield from self._close()
         if self._waiting:
             text, self._waiting = "".join(self._waiting), []
@@ -96,7 +96,7 @@ class BlockWriter:
 
     @property
     def _is_json(self) -> bool:
-        """The call that is open is whole."""
+        """Whether the arguments of the open call are complete."""
         try:
             json.loads(self._text)
         except ValueError:
@@ -124,7 +124,7 @@ class BlockWriter:
         return BlockDelta(type="content_block_delta", index=len(self.blocks), delta=delta)
 
     def _body(self, text: str) -> ContentBody:
-        """The open block with ``text`` in it; without any, as it begins."""
+        """The open block with ``text`` as its content; it starts with none."""
         if self._kind == "thinking":
             signature = self._signature(text) if text else ""
             return ThinkingBody(
@@ -142,13 +142,13 @@ class BlockWriter:
 
 
 def _tool_use_id(call_id: str) -> str:
-    """Ids of calls begin as Anthropic's do."""
+    """``call_id`` with Anthropic's prefix."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The object that ``arguments`` spell; of a call that breaks off, as far as it goes, as Anthropic's own
-    clients read a stream."""
+    """The object in ``arguments``; of an incomplete call the part that is there, as Anthropic's own clients
+    read a stream."""
     value = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
     return value if isinstance(value, dict) else {}
 
@@ -164,7 +164,7 @@ def carrying(thought: str) -> str:
 
 
 def thought_in(signature: str | None) -> str | None:
-    """The thought that ``signature`` holds; None where it holds none, as another server's does."""
+    """The thought in ``signature``; None if there is none, as in another server's."""
     if signature is None or not signature.startswith(CARRIER):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages dialect, as the app takes it in: ``/v1/messages`` and what lies below it."""
+"""Anthropic's Messages dialect: the routes at ``/v1/messages`` and below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ fails midway."""
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The endpoints of messages."""
+    """The messages endpoints."""
     refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
     }
@@ -54,7 +54,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/messages/count_tokens",
-        summary="How many tokens a conversation has",
+        summary="Count the tokens of a conversation",
         openapi_extra=takes(CountTokensRequest),
     )
     async def count_message_tokens(arrival: MessageArrival) -> CountBody:
@@ -63,7 +63,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/api/hello", include_in_schema=False)
     @routes.head("/api/hello", include_in_schema=False)
     async def hello() -> Response:
-        """Claude Code looks whether anybody is there before it sends anything."""
+        """Claude Code checks this path before it sends anything else."""
         return Response()
 
     return routes

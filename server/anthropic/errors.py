@@ -1,4 +1,4 @@
-"""Errors in this dialect's shape and words."""
+"""Errors in the shape and the words of this dialect."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ TYPES: dict[int, ErrorType] = {
 
 
 class ErrorFields(TypedDict):
-    """What a client is told of an error; the message names the field at fault."""
+    """An error; its message names the field at fault."""
 
     type: ErrorType
     message: str
 
 
 class ErrorBody(TypedDict):
-    """The body of every response that is not a success, and of the error event of a stream."""
+    """The body of every error response, and of the error event of a stream."""
 
     type: Literal["error"]
     error: ErrorFields
@@ -49,7 +49,7 @@ class ErrorBody(TypedDict):
 
 
 def error_body(error: Exception, request_id: str | None = None) -> ErrorBody:
-    """``error`` as a client reads it. What is not of our tree is reported without its text."""
+    """``error`` as a client reads it. The text of an exception from outside our tree is not disclosed."""
     fields = ErrorFields(
         type=TYPES.get(error_status(error), "invalid_request_error"), message=_message(error)
     )
@@ -58,7 +58,7 @@ def error_body(error: Exception, request_id: str | None = None) -> ErrorBody:
 
 def _message(error: Exception) -> str:
     if isinstance(error, PromptTooLongError):
-        # Clients of this dialect know by these words that they must shorten the conversation.
+        # By these words, clients of this dialect recognise that they must compact the conversation.
         return f"prompt is too long: {error.n_tokens} tokens > {error.limit} maximum"
     message = neutral_body(error)["error"]["message"]
     if isinstance(error, InputError) and error.param and error.param not in message:

@@ -43,7 +43,7 @@ class ModelPage(TypedDict):
 
 
 class OwnRoute(APIRoute):
-    """A route that only clients of this dialect see: OpenAI's has the same paths."""
+    """A route that matches only requests of this dialect: OpenAI's has the same paths."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and "anthropic-version" not in Headers(scope=scope):
@@ -81,7 +81,7 @@ def router(gateway: Gateway) -> APIRouter:
 def _page(
     names: Sequence[str], after: str | None, before: str | None, limit: int
 ) -> tuple[Sequence[str], bool]:
-    """At most ``limit`` of ``names`` behind one and in front of another, and whether there are more."""
+    """At most ``limit`` of the ``names`` after one and before another, and whether there are more."""
     for where, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
             raise InputError(f"'{where}' is '{name}', which is none of the models.", param=where)

@@ -27,12 +27,12 @@ from server.turn.reply import Replies, plan_body
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageShape:
-    """What the request decides about its reply's form.
+    """The form of a reply, as its request asks for it.
 
     Attributes:
-        shows_thoughts: thoughts are sent, and not only their signatures.
-        stored_end: up to this token of the prompt the client has asked for it to be cached; 0 if it has not.
-        is_clamped: the context leaves the reply less than the client would have it.
+        shows_thoughts: whether thoughts are sent, and not only their signatures.
+        stored_end: the end, in tokens, of what the client asks to be cached; 0 if it does not ask.
+        is_clamped: whether the context leaves less room for the reply than the client asks for.
     """
 
     id: str
@@ -43,7 +43,7 @@ class MessageShape:
 
 
 class MessageEncoder:
-    """Encodes one request's reply."""
+    """Encodes the reply of one request."""
 
     keep_alive = Frame(Ping(type="ping"), "ping").encode()
     last = b""
@@ -54,7 +54,7 @@ class MessageEncoder:
         self.replies = Replies()
 
     def frames(self, event: Event) -> Iterator[Frame]:
-        """Take in ``event``; the stream events that it makes."""
+        """Add ``event`` to the reply; the stream events that it makes."""
         self.replies.take_in(event)
         match event:
             case Planned():
@@ -68,11 +68,11 @@ class MessageEncoder:
                 yield _frame(MessageStop(type="message_stop"))
 
     def failure(self, error: Exception) -> Iterator[Frame]:
-        """The event that ends a stream which fails."""
+        """The event that ends a failed stream."""
         yield Frame(error_body(error, self._shape.id), "error")
 
     def body(self) -> MessageBody:
-        """The whole reply, once every event was taken in."""
+        """The whole message, after the last event."""
         (end,) = self.replies.ends
         ending = self._ending(end)
         return MessageBody(
@@ -132,8 +132,8 @@ class MessageEncoder:
                 return "end_turn" if end.stop is None else "stop_sequence"
 
     def _usage(self, end: Finished | None) -> Usage:
-        """What was newly read counts as stored up to where the client has asked for that: all of it is kept,
-        but clients that ask for nothing expect to hear of no cache."""
+        """New tokens of the prompt count as written to the cache up to where the client asks for it. All of
+        them are kept, but a client that does not ask expects no cache to be reported."""
         plan = self._plan
         n_stored = max(0, self._shape.stored_end - plan.reused_tokens)
         usage = Usage(

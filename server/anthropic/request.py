@@ -1,4 +1,4 @@
-"""Decodes a Messages request into a turn, with its session and its wishes about thinking."""
+"""Decodes a Messages request into a turn, with its session and its thinking."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ NAMES: Mapping[str, str] = {
     "tool_choice": "tool_choice",
     "chat_template_kwargs": "thinking",
 }
-"""What a turn's attributes are called here."""
+"""This dialect's parameters for the attributes of a turn."""
 MARK = re.compile(rb'"cache_control"\s*:\s*\{')
-"""Inside a string its quotes would be escaped."""
+"""It cannot match inside a string, where its quotes are escaped."""
 OLD_FORM = "_session_"
 """Claude Code once wrote ``user_..._account_..._session_<uuid>``."""
 
@@ -52,7 +52,7 @@ def turn_of(
         thinks: the server's default.
 
     Raises:
-        InputError: it refers to a tool that is not there.
+        InputError: it refers to an unknown tool.
     """
     toolbox = Toolbox(request.tools or ())
     transcript = Transcript(toolbox)
@@ -78,7 +78,7 @@ def turn_of(
 
 
 def marks_cache(body: bytes) -> bool:
-    """Whether the client asks for its prompt to be cached; only the usage that it is told depends on it."""
+    """Whether the client asks for its prompt to be cached; only the reported usage depends on it."""
     return MARK.search(body) is not None
 
 
@@ -117,8 +117,8 @@ def _tool_names(toolbox: Toolbox) -> dict[str, str]:
 
 
 def session_of(headers: Mapping[str, str], user_id: str | None) -> str | None:
-    """The first that is not empty: ``X-Claude-Code-Session-Id``, the session within ``metadata.user_id``,
-    ``X-Session-Id``."""
+    """The session's name: the first of ``X-Claude-Code-Session-Id``, the session in ``metadata.user_id`` and
+    ``X-Session-Id`` that is not empty."""
     candidates = (
         headers.get("x-claude-code-session-id"),
         _session_in(user_id or ""),
@@ -139,8 +139,8 @@ def _session_in(user_id: str) -> str | None:
 
 
 def thinking_of(request: PromptFields, default: bool | None) -> Thinking:
-    """Read ``thinking`` and the effort. A client that says nothing of thinking expects no thought before the
-    text: the model thinks there only where the server's ``default`` says so."""
+    """Read ``thinking`` and the effort. A client that does not mention thinking expects none: the model then
+    thinks only if the server's ``default`` says so."""
     effort = _effort(request)
     match request.thinking:
         case None:
@@ -157,13 +157,13 @@ def thinking_of(request: PromptFields, default: bool | None) -> Thinking:
 
 
 def shows_thoughts(request: PromptFields) -> bool:
-    """Whether thoughts are sent; else only their signatures are."""
+    """Whether thoughts are sent, and not only their signatures."""
     thinking = request.thinking
     return not (isinstance(thinking, EnabledThinking | AdaptiveThinking) and thinking.display == "omitted")
 
 
 def _effort(request: PromptFields) -> Effort | None:
-    """The newest word on it: a system message's that belongs to this turn, or the request's."""
+    """The effort of a system message in this turn, if there is one, or else that of the request."""
     for message in reversed(request.messages):
         if isinstance(message, AssistantMessage):
             break
@@ -173,7 +173,7 @@ def _effort(request: PromptFields) -> Effort | None:
 
 
 def _answers_tools(messages: Sequence[Message]) -> bool:
-    """Whether the reply comes after tools' results and not after a person's words."""
+    """Whether the reply follows tool results and not a message of the user."""
     said = next((message for message in reversed(messages) if not isinstance(message, SystemMessage)), None)
     return isinstance(said, UserMessage) and any(
         not isinstance(block, str) and block.type == "tool_result" for block in said.content

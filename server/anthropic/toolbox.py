@@ -1,7 +1,7 @@
-"""The tools of a request, as its messages bring in some and withdraw others.
+"""The tools of a request, of which its messages add some and remove others.
 
-A tool with ``defer_loading`` is not shown at the head of the prompt, where a change would cost all of the
-conversation behind it: its definition is written where a message refers to it.
+A tool with ``defer_loading`` is not defined at the head of the prompt, where a change would invalidate the
+whole conversation: its definition is written where a message refers to it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Definition = dict[str, Any]
 
 
 class Toolbox:
-    """What may be called, message by message.
+    """The tools that may be called, message by message.
 
     Args:
         tools: of the request.
 
     Attributes:
         shown: definitions for the head of the prompt.
-        indices: where in the request each of them stands.
-        late: definitions that messages have brought in.
+        indices: the index of each of them in the request.
+        late: definitions that messages have added.
 
     Raises:
-        InputError: two tools have one name.
+        InputError: two tools have the same name.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -43,17 +43,17 @@ class Toolbox:
 
     @property
     def callable_names(self) -> tuple[str, ...] | None:
-        """The tools that may be called; None for all that were shown."""
+        """The names of the tools that may be called; None for all that were shown."""
         if not self._withdrawn:
             return None
         names = (tool["function"]["name"] for tool in (*self.shown, *self.late))
         return tuple(name for name in names if name not in self._withdrawn)
 
     def bring_in(self, tools: Iterable[tuple[ToolName | ToolDefinition, str]]) -> str:
-        """The text that tells the model of ``tools``, each with its place in the request.
+        """The text that introduces ``tools`` to the model; each comes with its path in the request.
 
         Raises:
-            InputError: one is not known, or is defined again.
+            InputError: one is unknown, or is defined twice.
         """
         written: list[str] = []
         again: list[str] = []
@@ -74,10 +74,10 @@ class Toolbox:
         return "\n".join([*(parts if written else []), *told])
 
     def withdraw(self, tool: ToolName, where: str) -> str:
-        """The text that tells the model that ``tool`` is gone.
+        """The text that tells the model that it can no longer call ``tool``.
 
         Raises:
-            InputError: it is not known.
+            InputError: the tool is unknown.
         """
         self._find(tool.name, where)
         self._withdrawn.add(tool.name)
@@ -95,8 +95,8 @@ class Toolbox:
 
 
 def _definition(tool: Tool) -> Definition:
-    """``tool`` in the form that templates take, its keys in the order that models are trained on. ``$schema``
-    tells the model nothing."""
+    """``tool`` in the form that templates take, with its keys in the order that models are trained on.
+    ``$schema`` is of no use to the model."""
     function: Definition = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

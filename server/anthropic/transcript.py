@@ -1,4 +1,4 @@
-"""From a request's system prompt and messages to a turn's, and what they are called here and there."""
+"""Turns the system prompt and the messages of a request into those of a turn, and maps their paths."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from server.anthropic.schema.tools import ToolAdditionBlock, ToolName, ToolRemov
 from server.anthropic.toolbox import Toolbox
 
 BILLING = "x-anthropic-billing-header"
-"""Claude Code writes its version and a digest of the conversation there: nothing for a model to read, and
-another one in every session."""
+"""Claude Code writes its version and a digest of the conversation there, which differs in every session and
+is of no use to the model."""
 ERROR = "Error: "
-"""What tells the model that a tool has failed: its format has no other place for it."""
+"""Tells the model that a tool has failed, for which its template has no place."""
 
 Part = dict[str, Any]
 
 
 @dataclass
 class Transcript:
-    """A conversation as it is read, block by block.
+    """A conversation, read block by block.
 
     Attributes:
-        toolbox: knows the tools; told of those that messages bring in and withdraw.
+        toolbox: the tools; messages add and remove some.
         messages: in the form that ``model/text/messages.py`` takes.
-        names: where each of them, and each of their parts, stands in the request.
+        names: the path in the request of each message and of each of their parts.
     """
 
     toolbox: Toolbox
@@ -49,10 +49,10 @@ class Transcript:
     names: dict[str, str] = field(default_factory=dict)
 
     def read(self, system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> None:
-        """Take in a request.
+        """Read the messages of a request.
 
         Raises:
-            InputError: a message refers to a tool that is not there.
+            InputError: a message refers to an unknown tool.
         """
         self._read_system(system)
         last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
@@ -69,7 +69,7 @@ class Transcript:
                     self._name_calls(message, where)
 
     def _add(self, where: str, **message: Any) -> str:
-        """Append ``message``, which stands at ``where``; its own path."""
+        """Append ``message``, whose path in the request is ``where``; its path in the turn."""
         path = f"messages[{len(self.messages)}]"
         self.messages.append(message)
         self.names[path] = where
@@ -171,12 +171,12 @@ class Transcript:
 
 
 def _without_billing(text: str) -> str:
-    """``text`` without the line that Claude Code writes for Anthropic's accounts."""
+    """``text`` without Claude Code's billing line."""
     return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def _assistant(content: str | Sequence[AssistantBlock]) -> dict[str, Any]:
-    """One message of all blocks: thoughts first, then text, then calls, as templates write them."""
+    """All blocks as one message: thoughts first, then text, then calls, as templates write them."""
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     message: dict[str, Any] = {
@@ -214,7 +214,7 @@ def _part(block: TextBlock | ImageBlock) -> Part:
 
 
 def _joined(parts: Sequence[Part]) -> str | list[Part]:
-    """Text as one string; parts where there are others among them."""
+    """``parts`` as one string if all of them are text, otherwise as they are."""
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return list(parts)

@@ -1,1 +1,1 @@
-"""Endpoints of no other dialect: slots, tokens, health, metrics."""
+"""Endpoints that belong to no other dialect: slots, health, metrics."""

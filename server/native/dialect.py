@@ -1,5 +1,5 @@
-"""The endpoints of no other dialect, as the app takes them in. Those of the live numbers stand here:
-``/v1/stats`` for the page and ``crossturn top``, ``/metrics`` for Prometheus.
+"""The endpoints that belong to no other dialect. This file has those of the live figures: ``/v1/stats`` for
+the page and ``crossturn top``, ``/metrics`` for Prometheus.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class StatsBody(TypedDict):
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The endpoints of the live numbers; a server with API keys asks for one that may read them."""
+    """The endpoints of the live figures; a server with API keys asks for one that may read them."""
     routes = APIRouter(tags=["server"], responses=errors(401, 403), dependencies=[Depends(authorise_figures)])
 
-    @routes.get("/v1/stats", summary="The live numbers")
+    @routes.get("/v1/stats", summary="The live figures")
     async def stats() -> StatsBody:
         store = await asyncio.wrap_future(gateway.engine.call(figures_of))
         engine = gateway.engine.stats()

@@ -1,4 +1,4 @@
-"""``GET /health``, ``/ready``, ``/``, ``/v1`` and ``/version``: open to everybody."""
+"""``GET /health``, ``/ready``, ``/``, ``/v1`` and ``/version``, which need no key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.page.page import PageFile, wants_page
 
 
 class HealthBody(TypedDict):
-    """Whether the server does its work, and how busy it is."""
+    """Whether the server makes progress, and how busy it is."""
 
     status: Literal["ok", "stalled"]
     running: int
@@ -36,7 +36,7 @@ class VersionBody(TypedDict):
 
 
 class WelcomeBody(TypedDict):
-    """What this is, and where its parts are described."""
+    """What this server is, and where its API is documented."""
 
     name: Literal["crossturn"]
     version: str
@@ -51,8 +51,8 @@ def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
 
     @routes.get(
         "/health",
-        summary="Whether the server does its work",
-        responses={503: {"model": HealthBody, "description": "There is work, and nothing moves."}},
+        summary="Whether the server makes progress",
+        responses={503: {"model": HealthBody, "description": "The engine makes no progress."}},
     )
     async def health(response: Response) -> HealthBody:
         stats = gateway.engine.stats()
@@ -65,7 +65,7 @@ def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
     @routes.get(
         "/ready",
         summary="Whether requests should be sent here",
-        responses={503: {"model": ReadyBody, "description": "It is about to stop, or does not move."}},
+        responses={503: {"model": ReadyBody, "description": "The server is stopping, or stalled."}},
     )
     async def ready(response: Response) -> ReadyBody:
         if gateway.is_leaving:
@@ -79,11 +79,11 @@ def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
     async def tell_version() -> VersionBody:
         return VersionBody(version=installed)
 
-    @routes.get("/v1", summary="What this is")
+    @routes.get("/v1", summary="What this server is")
     async def welcome() -> WelcomeBody:
         return WelcomeBody(name="crossturn", version=installed, documentation="/docs")
 
-    @routes.get("/", summary="The page; for programs, what this is", response_model=WelcomeBody)
+    @routes.get("/", summary="The page; for programs, what this server is", response_model=WelcomeBody)
     async def front(request: Request) -> Response | WelcomeBody:
         return page["index.html"].answer(request) if wants_page(request) else await welcome()
 
@@ -92,11 +92,11 @@ def router(gateway: Gateway, page: Mapping[str, PageFile]) -> APIRouter:
 
 @dataclass
 class Pulse:
-    """Remembers when the engine was last seen to have moved, or to have nothing to do.
+    """Judges whether the engine has stalled, from when it last made progress or had nothing to do.
 
     Args:
         clock: seconds, monotonic.
-        stall_s: an engine that has work and does not move for so long is stuck.
+        stall_s: an engine that has work and makes no progress for so long has stalled.
     """
 
     clock: Callable[[], float]
@@ -105,7 +105,7 @@ class Pulse:
     _moved_at: float = field(default=0.0)
 
     def is_stalled(self, stats: EngineStats) -> bool:
-        """Judge by ``stats``, which are those of now."""
+        """Whether the engine has stalled, given its present ``stats``."""
         if not stats.is_alive:
             return True
         is_idle = stats.n_running == stats.n_waiting == 0

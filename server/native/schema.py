@@ -11,7 +11,7 @@ from server.http.schema import Schema
 
 
 class ForkRequest(Schema):
-    """The session key under which a slot's conversations shall be found as well."""
+    """The session key under which a slot's conversations are to be found as well."""
 
     session_id: Annotated[str, Field(min_length=1)]
 
@@ -31,7 +31,7 @@ class EntryBody(TypedDict):
 
 
 class SlotBody(TypedDict):
-    """One session's memory."""
+    """The memory of one session."""
 
     object: Literal["slot"]
     slot: str
@@ -41,7 +41,7 @@ class SlotBody(TypedDict):
 
 
 class SlotList(TypedDict):
-    """All slots of a tenant, how much memory they hold, and how much all tenants' may."""
+    """All slots of a tenant, the memory that they hold, and the budget of all tenants together."""
 
     object: Literal["list"]
     data: list[SlotBody]
@@ -50,7 +50,7 @@ class SlotList(TypedDict):
 
 
 class SlotDeleted(TypedDict):
-    """A slot was forgotten."""
+    """A slot that was deleted."""
 
     object: Literal["slot.deleted"]
     slot: str
@@ -59,7 +59,7 @@ class SlotDeleted(TypedDict):
 
 
 class SlotForked(TypedDict):
-    """A slot's conversations were copied to another one."""
+    """A slot whose conversations were copied from another one."""
 
     object: Literal["slot.forked"]
     slot: str
@@ -68,7 +68,8 @@ class SlotForked(TypedDict):
 
 
 class DivergenceBody(TypedDict):
-    """Where a request parted from what its session remembered: the message, and the text around the place."""
+    """Where a request diverged from what its session remembered: the message, and the text around the
+    place."""
 
     message: int
     role: str
@@ -77,7 +78,7 @@ class DivergenceBody(TypedDict):
 
 
 class TurnBody(TypedDict):
-    """One request of a session: what was read again, and what can be done about it."""
+    """One request of a session: what was prefilled again, and what can be done about it."""
 
     id: str
     at: float
@@ -104,13 +105,13 @@ Names = Annotated[list[Name], Field(max_length=100_000)]
 
 
 class ExportRequest(Schema):
-    """What of a slot's file need not be sent."""
+    """The parts of a slot's file that need not be sent."""
 
     without: Names | None = None
 
 
 class MissingRequest(Schema):
-    """Names of content that another server would send."""
+    """Names of content that another server could send."""
 
     names: Names
 
@@ -124,14 +125,14 @@ class SlotContents(TypedDict):
 
 
 class MissingContents(TypedDict):
-    """Those of the names that this server lacks."""
+    """The names of content that this server lacks."""
 
     object: Literal["slot.missing"]
     names: list[str]
 
 
 class SlotImported(TypedDict):
-    """What was taken in."""
+    """What was imported."""
 
     object: Literal["slot.imported"]
     slot: str

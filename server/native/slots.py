@@ -1,4 +1,4 @@
-"""``/v1/slots``: what is remembered, for the people whose memory it is."""
+"""``/v1/slots``: what is remembered, for the tenant to which it belongs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _add_looking(routes: APIRouter, gateway: Gateway) -> None:
             return SlotList(
                 object="list",
                 data=slots,
-                # Not the store's: how much others hold would tell when they write.
+                # Not the store's sum: the bytes of other tenants would reveal when they are active.
                 bytes=sum(slot["bytes"] for slot in slots),
                 budget_bytes=store.budget_bytes,
             )
@@ -110,7 +110,7 @@ def slot_id(text: str) -> CrossTurnSlotId:
     """The slot that a path names.
 
     Raises:
-        NotFoundError: it is no slot's id.
+        NotFoundError: it is not a slot id.
     """
     if not re.fullmatch(r"[0-9a-f]{16}", text):
         raise no_slot(text)
@@ -118,7 +118,7 @@ def slot_id(text: str) -> CrossTurnSlotId:
 
 
 def no_slot(text: str) -> NotFoundError:
-    """Says that the tenant has no such slot."""
+    """The error for a slot that the tenant does not have."""
     return NotFoundError(f"There is no slot '{text}'.", param="slot", code="slot_not_found")
 
 

@@ -1,4 +1,5 @@
-"""Conversations between servers: ``/v1/slots/{slot}/export``, ``/v1/slots/import``, and what is missing."""
+"""Moves conversations between servers: ``/v1/slots/{slot}/export``, ``/v1/slots/import``, and what is
+missing."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ _SPOOL_BYTES = 8 * 2**20
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The endpoints of conversations that travel. A tenant moves its own slots only."""
+    """The endpoints that export and import conversations. A tenant moves only its own slots."""
     routes = APIRouter(tags=["slots"], responses=errors(401))
     _add_leaving(routes, gateway)
     waiting = Waiting(gateway.served.info.budget_bytes)
@@ -54,11 +55,11 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 class Waiting:
-    """Content that came before the rest of its file broke off: it need not be sent again. In files that are
-    gone when the server is.
+    """Content that had arrived when an import was interrupted, so that it need not be sent again. It is kept
+    in temporary files.
 
     Args:
-        max_bytes: of all of it; when that is reached the oldest goes.
+        max_bytes: of all content together; beyond that, the oldest is dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -67,15 +68,15 @@ class Waiting:
         self._sizes: dict[tuple[str | None, str], int] = {}
 
     def names(self, tenant: str | None) -> set[str]:
-        """What waits of ``tenant``."""
+        """The names of what is kept for ``tenant``."""
         return {name for owner, name in self._sizes if owner == tenant}
 
     def read(self, tenant: str | None, name: str) -> bytes | None:
-        """The content, None where it does not wait."""
+        """The content; None if it is not kept."""
         return self._path(tenant, name).read_bytes() if (tenant, name) in self._sizes else None
 
     def keep(self, tenant: str | None, name: str, content: bytes) -> None:
-        """Let ``content`` wait."""
+        """Keep ``content``."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="crossturn-", ignore_cleanup_errors=True)
         self._path(tenant, name).write_bytes(content)
@@ -84,12 +85,12 @@ class Waiting:
             self.drop(*next(iter(self._sizes)))
 
     def drop(self, tenant: str | None, name: str) -> None:
-        """Forget what has waited, if it has."""
+        """Drop the content, if it is kept."""
         if self._sizes.pop((tenant, name), None) is not None:
             self._path(tenant, name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -142,7 +143,7 @@ def _add_leaving(routes: APIRouter, gateway: Gateway) -> None:
 
 
 async def _pieces(departure: Departure, gateway: Gateway) -> AsyncIterator[bytes]:
-    """The file, a piece at a time: each is made between two steps of the engine."""
+    """The file in pieces, each of which is made between two steps of the engine."""
     try:
         while (
             piece := await asyncio.wrap_future(gateway.engine.call(lambda _: departure.read()))
@@ -179,7 +180,7 @@ def _add_coming(routes: APIRouter, gateway: Gateway, waiting: Waiting) -> None:
             try:
                 await _receive(request, file, 2 * gateway.served.info.budget_bytes)
             except ClientDisconnect:
-                with suppress(Exception):  # nobody is told
+                with suppress(Exception):  # the client has disconnected
                     await _keep_what_came(gateway, file, tenant, waiting)
                 return SlotImported(object="slot.imported", slot=str(key), entries=0, tokens=0)
             return await _take_in(gateway, file, key, waiting)
@@ -226,7 +227,7 @@ async def _take_in(gateway: Gateway, file: IO[bytes], key: SlotKey, waiting: Wai
 
 
 def _held(store: Store, tenant: str | None, names: Collection[str]) -> dict[str, bytes]:
-    """What of ``names`` the tenant has at rest. On the engine's thread."""
+    """The content among ``names`` that the tenant has at rest. Called on the engine thread."""
     held = store.contents(tenant)
     return {name: held[name]() for name in names if name in held}
 
@@ -240,5 +241,5 @@ async def _keep_what_came(gateway: Gateway, file: IO[bytes], tenant: str | None,
 
 
 async def _reader(gateway: Gateway) -> tuple[CrossTurnPrefixMetadata, str]:
-    """What :func:`cache.travel.unpack` must know of the model that serves."""
+    """What :func:`cache.travel.unpack` must know about the model that is served."""
     return await asyncio.wrap_future(gateway.engine.call(lambda store: (store.metadata, store.codec.layout)))

@@ -1,4 +1,4 @@
-"""Serves the page's files from memory. They need no key; what they ask of the API does."""
+"""Serves the files of the page from memory. They need no key; the page's requests to the API do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for anew, answered with 304: the page is updated with the server
+    "Cache-Control": "no-cache",  # revalidated: the page is updated with the server
 }
 
 
@@ -42,7 +42,7 @@ class PageFile:
     """One file of the page.
 
     Attributes:
-        etag: of its content.
+        etag: of the content.
     """
 
     content: bytes
@@ -50,7 +50,7 @@ class PageFile:
     etag: str
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 where the browser has it."""
+        """The file, or 304 if the browser has it."""
         headers = {**_HEADERS, "ETag": self.etag}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -70,7 +70,7 @@ def read_page() -> dict[str, PageFile]:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a browser asks, rather than a program that looks whether a server is there."""
+    """Whether a browser asks, and not a program that checks whether the server is up."""
     return "text/html" in request.headers.get("accept", "")
 
 

@@ -10,7 +10,7 @@ from server.http.schema import PARTS, Schema, Several
 
 
 class CacheMark(Schema):
-    """A client's cache hint. Nothing needs to be done for it: every message start is a cache boundary."""
+    """A client's cache hint, which has no effect: every message start is a boundary."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -18,7 +18,7 @@ class CacheMark(Schema):
 
 
 class TextBlock(Schema):
-    """A piece of text; the pieces of a message are joined with nothing between them."""
+    """A piece of text; the pieces of a message are joined without a separator."""
 
     type: Literal["text"]
     text: str
@@ -35,7 +35,7 @@ class Base64Source(Schema):
 
 
 class UrlSource(Schema):
-    """The place of an image."""
+    """The URL of an image."""
 
     type: Literal["url"]
     url: str
@@ -50,7 +50,7 @@ class ImageBlock(Schema):
 
 
 class ToolReferenceBlock(Schema):
-    """What a search for tools has found: a tool of the request that may be called from here on."""
+    """A result of a search for tools: a tool of the request that may be called from here on."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -61,7 +61,7 @@ ResultBlock = Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Field(discr
 
 
 class ToolResultBlock(Schema):
-    """What a tool returned; nothing may be absent, null or the empty string."""
+    """The result of a tool; an empty result is absent, null or the empty string."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -71,7 +71,7 @@ class ToolResultBlock(Schema):
 
 
 class ToolUseBlock(Schema):
-    """A call that the assistant made. ``caller`` is echoed by Anthropic's own client."""
+    """A tool call that the assistant made. Anthropic's own client echoes ``caller``."""
 
     type: Literal["tool_use"]
     id: str
@@ -82,7 +82,7 @@ class ToolUseBlock(Schema):
 
 
 class ThinkingBlock(Schema):
-    """What the assistant thought. Where the text was not shown, ``signature`` holds it."""
+    """A thought of the assistant. If its text was not shown, ``signature`` holds it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -90,7 +90,7 @@ class ThinkingBlock(Schema):
 
 
 class RedactedThinkingBlock(Schema):
-    """A thought that nobody but the server that wrote it can read."""
+    """A thought that only the server that wrote it can read."""
 
     type: Literal["redacted_thinking"]
     data: str

@@ -18,7 +18,7 @@ class OutputDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """The prompt's tokens are the sum of the first three."""
+    """The first three counts add up to the tokens of the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -116,7 +116,7 @@ BlockGrowth = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockDelta(TypedDict):
-    """The content block that is open grows."""
+    """An addition to the open content block."""
 
     type: Literal["content_block_delta"]
     index: int
@@ -138,7 +138,7 @@ class Ending(TypedDict):
 
 
 class MessageDelta(TypedDict):
-    """The reply is over; the counts are its final ones."""
+    """The end of the reply, with its final counts."""
 
     type: Literal["message_delta"]
     delta: Ending
@@ -153,13 +153,13 @@ class MessageStop(TypedDict):
 
 
 class Ping(TypedDict):
-    """Nothing has happened for a while."""
+    """Keeps the connection alive."""
 
     type: Literal["ping"]
 
 
 class CountBody(TypedDict):
-    """How many tokens a prompt has."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int
 

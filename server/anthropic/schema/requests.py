@@ -15,13 +15,13 @@ SystemBlock = Annotated[TextBlock | ToolAdditionBlock | ToolRemovalBlock, Field(
 
 
 class TurnOutputConfig(Schema):
-    """How hard the model works at the turn that a system message belongs to."""
+    """The effort in the turn that a system message belongs to."""
 
     effort: Effort | None = None
 
 
 class SystemMessage(Schema):
-    """Instructions in the course of a conversation.
+    """Instructions within a conversation.
 
     ``clear_at: "next_user_message"`` shows them until a user's message follows.
     """
@@ -33,14 +33,14 @@ class SystemMessage(Schema):
 
 
 class UserMessage(Schema):
-    """What a person said, and what tools returned."""
+    """A message of the user, and results of tools."""
 
     role: Literal["user"]
     content: str | Annotated[Several[UserBlock], PARTS]
 
 
 class AssistantMessage(Schema):
-    """What the model said."""
+    """A message of the assistant."""
 
     role: Literal["assistant"]
     content: str | Annotated[Several[AssistantBlock], PARTS]
@@ -54,7 +54,7 @@ Display = Literal["summarized", "omitted", "updates"]
 
 
 class EnabledThinking(Schema):
-    """Think, at most ``budget_tokens``."""
+    """Think, with at most ``budget_tokens``."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1024)] | None = None
@@ -75,7 +75,7 @@ class DisabledThinking(Schema):
 
 
 class BetweenToolsThinking(Schema):
-    """Think about what tools returned, and not before."""
+    """Think about results of tools, and not before."""
 
     type: Literal["between_tools"]
 
@@ -86,40 +86,40 @@ Thinking = Annotated[
 
 
 class JsonSchemaFormat(Schema):
-    """JSON of a given schema, which is enforced."""
+    """JSON that matches a schema, which is enforced."""
 
     type: Literal["json_schema"]
     schema_: dict[str, JsonValue] = Field(alias="schema")
 
 
 class OutputConfig(Schema):
-    """How hard the model works, and what its answer must be."""
+    """The effort, and the format of the answer."""
 
     effort: Effort | None = None
     format: JsonSchemaFormat | None = None
 
 
 class Metadata(Schema):
-    """Who asks. A client may write its session into ``user_id``."""
+    """The end user. Clients may write their session into ``user_id``."""
 
     user_id: str | None = None
 
 
 class ClearThinking(Schema):
-    """Which thoughts stay in the prompt: here the model's own template decides."""
+    """Which thoughts stay in the prompt. It has no effect: the model's template decides."""
 
     type: Literal["clear_thinking_20251015"]
     keep: JsonValue = None
 
 
 class ContextManagement(Schema):
-    """Edits of the conversation. None that would take tools' results out of it is known here."""
+    """Edits of the conversation. Those that remove results of tools are not supported."""
 
     edits: list[ClearThinking] | None = None
 
 
 class PromptFields(Schema):
-    """What both endpoints read."""
+    """The fields that both endpoints read."""
 
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -148,7 +148,7 @@ class PromptFields(Schema):
 class MessagesRequest(PromptFields):
     """A request for the assistant's next message.
 
-    Fields that only Anthropic's own service has a use for are taken without effect: ``cache_control``,
+    Fields that are of use only to Anthropic's own service are accepted without effect: ``cache_control``,
     ``context_management.edits`` of thoughts, ``safeguards``, ``diagnostics``, ``service_tier``,
     ``inference_geo``, ``speed`` at its default.
     """
@@ -157,4 +157,4 @@ class MessagesRequest(PromptFields):
 
 
 class CountTokensRequest(PromptFields):
-    """The same, for the number of tokens in its prompt; there need not be a limit of the reply."""
+    """A request for the number of tokens in its prompt; a limit of the reply is not required."""

@@ -1,4 +1,4 @@
-"""Tools as clients declare them, and how a conversation chooses, brings in and withdraws them."""
+"""Tools as clients define them, and how a conversation chooses, adds and removes them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _called_directly(callers: list[str]) -> list[str]:
 
 
 class Tool(Schema):
-    """A tool that the client runs. Those that Anthropic defines, by a ``type`` of their own, are refused.
+    """A tool that the client runs. Tools that Anthropic defines, which have a ``type``, are refused.
 
-    ``eager_input_streaming`` asks for what is always done: arguments stream while they are written.
+    ``eager_input_streaming`` has no effect: arguments are always streamed as they are generated.
     """
 
     type: Literal["custom"] | None = None
@@ -59,7 +59,7 @@ class NamedChoice(Schema):
 
 
 class NoChoice(Schema):
-    """The model may not call tools; they are not shown to it either."""
+    """The model may not call tools, and they are not shown to it."""
 
     type: Literal["none"]
 
@@ -75,7 +75,7 @@ class ToolName(Schema):
 
 
 class ToolDefinition(Schema):
-    """A tool that the message itself defines."""
+    """A tool that is defined in the message."""
 
     type: Literal["tool_definition"]
     definition: Tool
