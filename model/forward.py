@@ -87,6 +87,8 @@ class Forward:
         weights: by dotted name, of layers as they were put together.
         n_weight_bytes: what the weights take.
         part_tokens: of a prompt, those that a pass takes at once.
+        few_tokens: of each of several sequences, those that :meth:`prefill_together` takes at most; 0 where
+            the device gains nothing by that.
         kv_layout: how rows of keys and values are stored.
     """
 
@@ -98,6 +100,7 @@ class Forward:
         self.fingerprint = fingerprint
         self._device = device
         self._network = device.network(model, config)
+        self.few_tokens = max(self._network.few_sizes, default=0)
         self.weights = parameters(model)
         self.n_weight_bytes = sum(w.nbytes for w in self.weights.values())
         self._token_bytes = temporary_bytes(config, self.weights, dtype, device.layers_at_once)
@@ -170,7 +173,7 @@ class Forward:
         assert all(a < b for a, b in zip((start, *capture_at), (*capture_at, end + 1), strict=True))
         if len(ids) == 1:
             return self._prefill_one(state, mx.array(ids), capture_at)
-        if len(ids) <= self._network.few_tokens:
+        if len(ids) <= self.few_tokens:
             return self._prefill_few(state, mx.array(ids)[None], capture_at)
         checkpoints: list[Checkpoint] = []
         hidden = None
@@ -211,12 +214,6 @@ class Forward:
         logits = self._network.head(hidden[:, -1:])[0, 0]
         mx.eval(logits, *state.arrays, *(a for checkpoint in checkpoints for a in checkpoint.arrays))
         return Prefilled(logits, tuple(checkpoints))
-
-    @property
-    def few_tokens(self) -> int:
-        """Tokens of each of several sequences that :meth:`prefill_together` feeds at most; 0 where the device
-        gains nothing by that."""
-        return self._network.few_tokens
 
     def prefill_together(self, parts: Sequence[Part]) -> list[Prefilled]:
         """:meth:`prefill` of a few tokens of each of several sequences, in one pass.

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from model.drawing import draw, fused_draw
+from model.logits import draw, fused_draw
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this pick the likeliest token: divided by less, float32 logits leave their range."""

@@ -132,11 +132,6 @@ class Network:
     extend: Extend
     few_sizes: tuple[int, ...] = ()
 
-    @property
-    def few_tokens(self) -> int:
-        """Tokens up to which :attr:`extend` reads a prompt."""
-        return max(self.few_sizes, default=0)
-
 
 def network_of(
     model: nn.Module,

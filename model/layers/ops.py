@@ -141,6 +141,7 @@ class Projection:
 
     Attributes:
         layers: what is applied to the input: the joined layer, or those of all names.
+        parts: the columns of the joined layer's outputs that are each name's; none where nothing was joined.
     """
 
     def __init__(self, block: nn.Module, names: Sequence[str], apply: Apply) -> None:
@@ -148,9 +149,11 @@ class Projection:
         layers = [block[name] for name in names]
         self.layers = [_joined(layers)] if _can_join(layers) else layers
         self._splits: list[int] = []
+        self.parts: list[slice] = []
         if len(self.layers) < len(layers):
             widths = [int(layer.weight.shape[-2]) for layer in layers]
             self._splits = list(accumulate(widths))[:-1]
+            self.parts = [slice(*pair) for pair in pairwise([0, *self._splits, None])]
             for name in names:
                 block.pop(name)
             block["_".join(names)] = self.layers[0]
@@ -169,9 +172,7 @@ class Projection:
 
     def split(self, outputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """What :attr:`layers` gave of an input, [..., width] each, as one array for each name."""
-        if not self._splits:
-            return outputs
-        return [outputs[0][..., start:end] for start, end in pairwise([0, *self._splits, None])]
+        return [outputs[0][..., part] for part in self.parts] if self.parts else outputs
 
     def joined(self, x: mx.array) -> mx.array:
         """[..., H] to the arrays of all names side by side, [..., total width]."""

@@ -25,7 +25,7 @@ from cache.boundaries import due_while_decoding
 from cache.entry import RunningEntry
 from model.batch import DecodeBatch
 from model.forward import Forward
-from model.logprobs import Logprobs, arrays_of
+from model.logits import Logprobs, arrays_of
 from model.state import Checkpoint, State
 from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
 from server.engine.picking import Checked, check, logprobs_for, pick

@@ -8,7 +8,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from model.logprobs import Logprobs, logprobs_of
+from model.logits import Logprobs, logprobs_of
 from model.sampling import Sampler, Swap, sample_rows
 from server.engine.reply import Reply
 

@@ -272,8 +272,8 @@ def test_a_few_tokens_after_others_are_read_as_a_prompt_is(
     ids = np.random.default_rng(n_tokens).integers(0, 200, 90 + n_tokens).astype(np.uint32)
     wanted_at = sorted({90 + (n_tokens + 1) // 2, 90 + n_tokens})
     found = []
-    for sizes in (model._network.few_sizes, ()):
-        monkeypatch.setattr(model, "_network", replace(model._network, few_sizes=sizes))
+    for few_tokens in (model.few_tokens, 0):
+        monkeypatch.setattr(model, "few_tokens", few_tokens)
         state = model.new_state()
         model.prefill(state, ids[:90])
         read = model.prefill(state, ids[90:], capture_at=wanted_at)

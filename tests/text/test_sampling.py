@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.drawing import BLOCK, likeliest
-from model.logprobs import logprobs_of
+from model.logits import BLOCK, likeliest, logprobs_of
 from model.sampling import Sampler, SamplingParams, sample_rows
 
 VOCAB = 1500  # more than one block, and no multiple of it

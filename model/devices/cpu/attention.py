@@ -22,6 +22,7 @@ from model.devices.cpu.rows import (
     Array,
     Crew,
     RmsNorm,
+    StepInputs,
     can_multiply,
     is_plain,
     matrix,
@@ -68,7 +69,7 @@ class CpuAttention(Attention):
         turns_plainly = type(block.rope) is nn.RoPE and not block.rope.traditional
         self.steps_in_numpy = turns_plainly and all(map(is_plain, (*self._inputs.layers, block.o_proj)))
         if self.steps_in_numpy:
-            self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
+            self._step_inputs = StepInputs(self._inputs, crew)
             self._step_output = matrix(block.o_proj)
             self._q_norm, self._k_norm = RmsNorm(block.q_norm), RmsNorm(block.k_norm)
             half = block.rope.dims // 2
@@ -147,7 +148,7 @@ class CpuAttention(Attention):
 
     def _rows(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """Rows [n, H] to normed q [n, Hq, D] and k, v [n, Hkv, D], before positions; and the gate."""
-        q, k, v = self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
+        q, k, v = self._step_inputs(x)
         q = q.reshape(len(x), self._n_heads, -1)
         dim = q.shape[-1] // 2
         closing = np.ascontiguousarray(q[..., dim:])

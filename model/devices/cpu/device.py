@@ -73,7 +73,7 @@ class CpuDevice:
         if not CpuStep.takes(model.model, network.blocks, head):
             return network
         step = CpuStep(model.model, network.blocks, head, crew)
-        return replace(network, step=step, extend=step.extend, few_sizes=_FEW_SIZES)
+        return replace(network, head=step.head, step=step, extend=step.extend, few_sizes=_FEW_SIZES)
 
     def begin_loading(self) -> None:
         """Nothing: MLX takes the CPU's arrays from malloc and gives them back."""

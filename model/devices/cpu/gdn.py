@@ -15,6 +15,7 @@ from model.devices.cpu.rows import (
     MANY_ROWS,
     Array,
     Crew,
+    StepInputs,
     can_multiply,
     is_plain,
     matrix,
@@ -44,7 +45,7 @@ class CpuGdn(Gdn):
         self._can_multiply = can_multiply(*self._inputs.layers, block.out_proj)
         self.steps_in_numpy = all(map(is_plain, (*self._inputs.layers, block.out_proj)))
         if self.steps_in_numpy:
-            self._step_inputs = [matrix(layer) for layer in self._inputs.layers]
+            self._step_inputs = StepInputs(self._inputs, crew)
             self._step_output = matrix(block.out_proj)
         by_tap = mx.contiguous(block.conv1d.weight.squeeze(-1).T)  # [K, C]
         read = (by_tap, self._decay_rate, block.dt_bias, block.norm.weight)
@@ -74,7 +75,7 @@ class CpuGdn(Gdn):
         self, x: Array, past: Recurrent, n_tokens: int, capture_at: Sequence[int]
     ) -> tuple[Array, Trail]:
         """:meth:`extend` of rows [B * T, H]."""
-        rows = Rows(*self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs]))
+        rows = Rows(*self._step_inputs(x))
         window, state = np.asarray(past.window), np.asarray(past.matrix)
         trail: Trail
         if n_tokens == len(x) >= MANY_ROWS and len(capture_at) <= _FEW_STATES:
@@ -91,7 +92,7 @@ class CpuGdn(Gdn):
 
     def step_rows(self, x: Array, past: Recurrent) -> tuple[Array, Recurrent]:
         """:meth:`step` of rows [B, H]."""
-        rows = Rows(*self._inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs]))
+        rows = Rows(*self._step_inputs(x))
         window, state = np.asarray(past.window), np.asarray(past.matrix)
         mixed, window, state = step(rows, window, state, self._weights, self._config)
         out = step_multiply(mixed, self._step_output, self._crew)

@@ -21,6 +21,7 @@ from model.devices.cpu.rows import (
     Array,
     Crew,
     RmsNorm,
+    StepInputs,
     can_multiply,
     is_plain,
     matrix,
@@ -49,8 +50,9 @@ class CpuFeedForward(FeedForward):
         layers = [] if self.mlp is None else [*self.mlp.inputs.layers, self.mlp.output]
         self._can_multiply = bool(layers) and can_multiply(*layers)
         self.steps_in_numpy = bool(layers) and all(map(is_plain, layers))
-        if self.steps_in_numpy:
-            *self._step_inputs, self._step_output = map(matrix, layers)
+        if self.mlp is not None and self.steps_in_numpy:
+            self._step_inputs = StepInputs(self.mlp.inputs, crew)
+            self._step_output = matrix(self.mlp.output)
 
     def __call__(self, x: mx.array) -> mx.array:
         n_seqs, n_tokens, _ = x.shape
@@ -74,7 +76,7 @@ class CpuFeedForward(FeedForward):
     def step_rows(self, x: Array) -> Array:
         """One token of each of B sequences, [B, H] to [B, H]."""
         assert self.mlp is not None
-        gate, up = self.mlp.inputs.split([step_multiply(x, w, self._crew) for w in self._step_inputs])
+        gate, up = self._step_inputs(x)
         mixed = silu(gate)
         mixed *= up
         return step_multiply(mixed, self._step_output, self._crew)
@@ -127,6 +129,11 @@ class CpuStep:
             x += mixed
             x += feed_forward.step_rows(norm_inside(x))
         return mx.array(step_multiply(self._last_norm(x), self._head, self._crew))
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Rows [..., H] after the last norm to logits [..., V]."""
+        rows = np.asarray(hidden).reshape(-1, hidden.shape[-1])
+        return mx.array(step_multiply(rows, self._head, self._crew)).reshape(*hidden.shape[:-1], -1)
 
     def extend(
         self,

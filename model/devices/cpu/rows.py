@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from model.layers.ops import unpacked
+from model.layers.ops import Projection, unpacked
 
 Array = NDArray[np.float32]
 
@@ -114,6 +114,20 @@ def step_multiply(x: Array, weight: Array, crew: Crew) -> Array:
 
     crew.each(one, len(parts))
     return out
+
+
+class StepInputs:
+    """A projection of plain layers, as a step calls it."""
+
+    def __init__(self, projection: Projection, crew: Crew) -> None:
+        self._weights = [matrix(layer) for layer in projection.layers]
+        self._parts = projection.parts
+        self._crew = crew
+
+    def __call__(self, x: Array) -> list[Array]:
+        """x [B, in] to one array [B, width] for each of the projection's names, in order."""
+        outputs = [step_multiply(x, weight, self._crew) for weight in self._weights]
+        return [outputs[0][:, part] for part in self._parts] if self._parts else outputs
 
 
 def silu(x: Array) -> Array:

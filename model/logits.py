@@ -1,16 +1,25 @@
-"""Draws an index from each of several rows of logits by a number in [0, 1), over arrays alone."""
+"""What is computed over rows of logits: draws by a number in [0, 1), and log probabilities.
+
+Log probabilities, of sampled tokens and of their likeliest alternatives, are the model's own: before
+temperature, penalties, bias and masks, so they say how likely the model found a token, not how likely the
+request's settings made it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 
 import mlx.core as mx
+import numpy as np
 
 BLOCK = 512
 """Probabilities cumulated in one go; sums over a whole vocabulary would lose the small ones."""
 TOP_BLOCK = 256
 JUST_BELOW_ONE = 1.0 - 2.0**-22
+Told = tuple[float, tuple[tuple[int, float], ...]]
+"""A token's log probability, and (id, log probability) of the alternatives, falling."""
 
 
 @lru_cache(maxsize=32)
@@ -98,3 +107,75 @@ def _passed(weights: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     index = mx.sum(cumulated <= target, axis=-1, keepdims=True)
     before = mx.take_along_axis(cumulated, index, axis=-1) - mx.take_along_axis(weights, index, axis=-1)
     return index, mx.maximum(target - before, 0.0)
+
+
+@dataclass(eq=False)
+class _Rows:
+    """Those of several tokens, computed together and read together.
+
+    Attributes:
+        tokens: the sampled tokens', [B] float32.
+        top_ids: the likeliest tokens, [B, k] uint32, falling.
+        top: theirs, [B, k] float32.
+    """
+
+    tokens: mx.array
+    top_ids: mx.array
+    top: mx.array
+
+    @cached_property
+    def told(self) -> list[Told]:
+        """One for each row. Waits for the arrays."""
+        rows = (np.array(array).tolist() for array in (self.tokens, self.top_ids, self.top))
+        return [(own, tuple(zip(ids, values, strict=True))) for own, ids, values in zip(*rows, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """Natural log probabilities of one token and of its alternatives, lazy until :meth:`read`."""
+
+    _rows: _Rows
+    _row: int
+
+    def read(self) -> Told:
+        """The figures. Waits for them, and for those of the tokens they were computed with."""
+        return self._rows.told[self._row]
+
+
+def logprobs_of(logits: mx.array, tokens: mx.array, n_top: Sequence[int | None]) -> list[Logprobs | None]:
+    """What the model thought of the ``tokens`` of several rows.
+
+    Args:
+        logits: [B, V].
+        tokens: [B].
+        n_top: for each row how many of the likeliest tokens are wanted too; None where nothing is.
+    """
+    found: list[Logprobs | None] = [None] * len(n_top)
+    # How ties are broken must not depend on company: rows are put together only where they want as many.
+    for n in sorted({n for n in n_top if n is not None}):
+        rows = [row for row, wanted in enumerate(n_top) if wanted == n]
+        if len(rows) < len(n_top):
+            at = mx.array(rows)
+            together = _together(logits[at], tokens[at], n)
+        else:
+            together = _together(logits, tokens, n)
+        for i, row in enumerate(rows):
+            found[row] = Logprobs(together, i)
+    return found
+
+
+def arrays_of(logprobs: Iterable[Logprobs]) -> list[mx.array]:
+    """What there is to evaluate, each array once."""
+    rows = {id(each._rows): each._rows for each in logprobs}
+    return [array for each in rows.values() for array in (each.tokens, each.top_ids, each.top)]
+
+
+def _together(logits: mx.array, tokens: mx.array, n_top: int) -> _Rows:
+    logits = logits.astype(mx.float32)
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    own = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - total)[:, 0]
+    if not n_top:
+        nothing = mx.zeros((len(logits), 0))
+        return _Rows(own, nothing.astype(mx.uint32), nothing)
+    top_ids, top = likeliest(logits, min(n_top, logits.shape[1]))
+    return _Rows(own, top_ids.astype(mx.uint32), top - total)
