@@ -1,1 +1,1 @@
-"""OpenAI's Responses dialect: items in, turns out, events back to items; and a store of what was answered."""
+"""OpenAI's Responses dialect: items become turns, and events become items; responses are kept."""

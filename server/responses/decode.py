@@ -1,4 +1,4 @@
-"""Decodes a body of this dialect: into a turn, what is kept of it, and the form of its response."""
+"""Decodes a body of this dialect into a turn and into the items that are kept of it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "thinking": "reasoning",
 }
-"""What this dialect calls a turn's attributes."""
+"""This dialect's parameters for the attributes of a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who asks.
+    """Where a request comes from.
 
     Attributes:
         id: of the request.
-        session: the one that its headers name; beats what the body says.
-        fallback: the one that a client names beside the body's, and that counts where the body names none.
+        session: the session that its headers name; it takes precedence over the body's.
+        fallback: a session that is used if neither the headers nor the body name one.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Decoded:
     """A body of this dialect.
 
     Attributes:
-        items: what the request itself brought, as it is kept.
+        items: the request's own items, as they are kept.
         toolbox: its tools.
     """
 
@@ -63,11 +63,11 @@ class Decoded:
 
 
 def decode(fields: PromptFields, sender: Sender, shelf: Shelf) -> Decoded:
-    """Read a request's fields together. Looks things up in the shelf, and changes nothing there.
+    """Read the fields of a request. Looks responses and items up in the shelf, which it does not change.
 
     Raises:
-        InputError: the fields make no sense together, or an item makes no message.
-        NotFoundError: what the request goes on from, or an item that it names, is not kept here.
+        InputError: fields contradict each other, or an item cannot become a message.
+        NotFoundError: the previous response, or an item that the request refers to, is not kept here.
     """
     earlier = _earlier(fields.previous_response_id, sender.tenant, shelf.store)
     placed = _placed(fields, sender.tenant, shelf.store)
@@ -102,7 +102,7 @@ def decode(fields: PromptFields, sender: Sender, shelf: Shelf) -> Decoded:
 
 
 def top_logprobs_of(request: ResponsesRequest) -> int | None:
-    """How many alternatives are wanted to each token of the text; None for no log probabilities."""
+    """How many alternatives are wanted for each token of the text; None for no log probabilities."""
     if "message.output_text.logprobs" in (request.include or ()):
         return request.top_logprobs or 0
     return request.top_logprobs or None
@@ -113,7 +113,7 @@ def _open(seal: Seal, tenant: str | None, blob: str) -> str | None:
 
 
 def _earlier(previous: str | None, tenant: str | None, store: ResponseStore) -> list[Placed]:
-    """The items of the response that the request goes on from, and of all before it."""
+    """The items of the previous response, and of all responses before it."""
     if previous is None:
         return []
     record = store.find(tenant, previous)
@@ -128,7 +128,7 @@ def _earlier(previous: str | None, tenant: str | None, store: ResponseStore) -> 
 
 
 def _placed(fields: PromptFields, tenant: str | None, store: ResponseStore) -> list[Placed]:
-    """The request's own items; references are replaced by what they name."""
+    """The request's own items; references are replaced by the items that they name."""
     if fields.input is None:
         return []
     if isinstance(fields.input, str):
@@ -166,7 +166,7 @@ def _toolbox(fields: PromptFields, placed: Sequence[Placed]) -> Toolbox:
 
 
 def _session(request: ResponsesRequest, sender: Sender, shelf: Shelf) -> str | None:
-    """The session that the request names, else that of the response it goes on from."""
+    """The session that the request names, or else that of the previous response."""
     named = (request.metadata or {}).get("session_id")
     keys = (
         sender.session,
@@ -223,7 +223,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
 
 
 def _template_kwargs(fields: PromptFields) -> Mapping[str, object]:
-    """``reasoning.context`` for templates that can keep earlier thoughts, and whatever else it says."""
+    """``reasoning.context``, for templates that can keep earlier thoughts, and ``chat_template_kwargs``."""
     context = None if fields.reasoning is None else fields.reasoning.context
     keeps = {"all_turns": True, "current_turn": False}.get(context or "")
     kept_thoughts = {} if keeps is None else {"preserve_thinking": keeps}

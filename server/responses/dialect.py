@@ -1,4 +1,4 @@
-"""OpenAI's Responses dialect, as the app takes it in: ``/v1/responses`` and what lies below it."""
+"""OpenAI's Responses dialect: the routes at ``/v1/responses`` and below."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Asked:
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The endpoints of this dialect, over one shelf of what is kept."""
+    """The endpoints of this dialect, over one shelf of kept responses."""
     routes = APIRouter(tags=["responses"], responses=errors(400, 401, 404, 413, 415, 500, 503))
     shelf = open_shelf(gateway.settings)
     gateway.on_close.append(shelf.store.close)
@@ -82,7 +82,7 @@ def router(gateway: Gateway) -> APIRouter:
         return InputTokens(object="response.input_tokens", input_tokens=n_tokens)
 
     @routes.get(
-        f"{PATH}/{{response_id}}", summary="A response that is kept", responses={200: {"model": ResponseBody}}
+        f"{PATH}/{{response_id}}", summary="Retrieve a response", responses={200: {"model": ResponseBody}}
     )
     async def get_response(tenant: Tenant, response_id: str, stream: str = "false") -> JSONResponse:
         if stream.lower() not in ("false", "0", ""):
@@ -90,13 +90,13 @@ def router(gateway: Gateway) -> APIRouter:
         record = _found(response_id, await gateway.on_worker(shelf.store.find, tenant, response_id))
         return JSONResponse(record.response)
 
-    @routes.delete(f"{PATH}/{{response_id}}", summary="Forget a response")
+    @routes.delete(f"{PATH}/{{response_id}}", summary="Delete a response")
     async def delete_response(tenant: Tenant, response_id: str) -> DeletedResponse:
         if not await gateway.on_worker(shelf.store.delete, tenant, response_id):
             _found(response_id, None)
         return DeletedResponse(id=response_id, object="response", deleted=True)
 
-    @routes.get(f"{PATH}/{{response_id}}/input_items", summary="What a response was made from")
+    @routes.get(f"{PATH}/{{response_id}}/input_items", summary="List the input items of a response")
     async def list_input_items(
         tenant: Tenant,
         response_id: str,
@@ -111,7 +111,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _sender(arrival: Arrival) -> Sender:
-    # codex names its thread in a header of its own, and the same in prompt_cache_key.
+    # codex names its thread in a header of its own, and in prompt_cache_key as well.
     return Sender(
         id=arrival.id,
         tenant=arrival.tenant,
@@ -121,11 +121,11 @@ def _sender(arrival: Arrival) -> Sender:
 
 
 def _compose(arrival: Arrival, gateway: Gateway, shelf: Shelf) -> Asked:
-    """Read, check and render a request. Nothing of the engine is touched.
+    """Parse, check and render a request, without touching the engine.
 
     Raises:
         InputError: the request cannot be done; names the field.
-        NotFoundError: it asks for another model, or names what is not kept.
+        NotFoundError: it asks for another model, or refers to something that is not kept.
     """
     request = parse(ResponsesRequest, arrival.body)
     decoded = decode(request, _sender(arrival), shelf)
@@ -175,7 +175,7 @@ def _record(arrival: Arrival, asked: Asked, body: ResponseBody) -> Record:
 
 
 def _found(response_id: str, kept: Any) -> Any:
-    """``kept``, unless nothing was found."""
+    """``kept``, or NotFoundError if it is None."""
     if kept is None:
         raise NotFoundError(
             f"Response with id '{response_id}' not found.", param="response_id", code="response_not_found"
@@ -184,13 +184,13 @@ def _found(response_id: str, kept: Any) -> Any:
 
 
 def page_of(items: Sequence[ItemBody], *, limit: str, order: str, after: str | None) -> ItemList:
-    """The ``limit`` items behind the one whose id is ``after``; all three as a query has them.
+    """The ``limit`` items after the one whose id is ``after``; the parameters are strings of a query.
 
     Args:
-        items: oldest first; ``order`` says how the list goes.
+        items: oldest first; ``order`` is that of the list.
 
     Raises:
-        InputError: ``limit`` is no number from 1 to :data:`MAX_LIMIT`, or ``order`` neither asc nor desc.
+        InputError: ``limit`` is not a number from 1 to :data:`MAX_LIMIT`, or ``order`` neither asc nor desc.
         NotFoundError: there is no item ``after``.
     """
     if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_LIMIT:

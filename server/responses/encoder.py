@@ -19,19 +19,19 @@ from server.turn.reply import Replies, plan_body
 
 Logprobs = Callable[[Sequence[TokenLogprob]], list[dict[str, Any]]]
 _FLOOR = -9999.0
-"""What OpenAI writes for a token that cannot be; JSON has no infinity."""
+"""The log probability that OpenAI gives for an impossible token; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyShape:
-    """What the request decides about its response's form.
+    """The form of a response, as its request asks for it.
 
     Attributes:
-        fields: the request's fields as the response gives them back, and its id, model and time.
-        toolbox: what the client calls the tools.
-        as_summary: thoughts are told as summaries.
-        seal: makes the blob of a thought that the client carries; None where it wants none.
-        logprobs: log probabilities as bodies; None where the client wants none.
+        fields: the request's fields as the response returns them, and its id, model and time.
+        toolbox: maps the tools to the client's names.
+        as_summary: whether thoughts are sent as summaries.
+        seal: makes the encrypted content of a thought; None if the client does not want it.
+        logprobs: makes the bodies of log probabilities; None if the client does not want them.
         clock: Unix time.
     """
 
@@ -51,8 +51,8 @@ class ResponseEncoder:
 
     Args:
         shape: the response's form.
-        on_end: called with the whole body before anybody is told of the end, so that who goes on from the
-            response finds it.
+        on_end: called with the whole body before the client is told of the end, so that the response can be
+            found by a request that continues it.
     """
 
     keep_alive = COMMENT
@@ -68,24 +68,24 @@ class ResponseEncoder:
         self._n_events = 0
 
     def frames(self, event: Event) -> Iterator[Frame]:
-        """Take in ``event``; the frames of the stream that it makes."""
+        """Add ``event`` to the replies; the frames that it makes."""
         self.replies.take_in(event)
         return map(self._frame, self._events(event))
 
     def body(self) -> ResponseBody:
-        """The whole response, once every event was taken in."""
+        """The whole response, after the last event."""
         assert self._body is not None
         return self._body
 
     def failure(self, error: Exception) -> Iterator[Frame]:
-        """The response as far as it has come, and why it goes no further; before that the error alone."""
+        """The unfinished response with the error; before there is a response, the error alone."""
         told = error_body(error)["error"]
         if not self.replies.plans:
             fields = {name: told[name] for name in ("code", "message", "param")}
             yield self._frame({"type": "error", **fields})
             return
         failed = self._response("failed", self._done)
-        # These two are all that OpenAI's own vocabulary has for faults of a server.
+        # OpenAI's vocabulary has only these two codes for faults of a server.
         code = "rate_limit_exceeded" if isinstance(error, UnavailableError) else "server_error"
         failed["error"] = {"code": code, "message": told["message"]}
         yield self._frame({"type": "response.failed", "response": failed})
@@ -140,11 +140,11 @@ class ResponseEncoder:
 
     @property
     def _place(self) -> Place:
-        """Of the next item."""
+        """The place of the next item."""
         return Place(self._shape.fields["id"], len(self._items))
 
     def _last(self, kind: type[Any]) -> Any:
-        """The item in the making, if it is of ``kind``."""
+        """The unfinished item, if it is of ``kind``."""
         last = self._items[-1] if self._items else None
         return last if isinstance(last, kind) else None
 
@@ -161,7 +161,7 @@ class ResponseEncoder:
     def _ending(self, event: Finished) -> Iterator[EventBody]:
         is_cut = event.reason == "length"
         if not is_cut and not any(isinstance(item, Message | Call) for item in self._items):
-            # Clients take a turn without an answer for a fault: one that says nothing says so.
+            # Clients take a turn without a message for a fault, so an empty reply becomes an empty message.
             yield from self._open(Message(self._place))
         yield from self._close("incomplete" if is_cut else "completed")
         status: Status = "incomplete" if is_cut else "completed"
@@ -201,7 +201,7 @@ class ResponseEncoder:
 
 
 def logprob_bodies(told: Sequence[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[dict[str, Any]]:
-    """The entries of ``told``; ``token_bytes`` gives the bytes that a token id stands for."""
+    """The bodies of log probabilities; ``token_bytes`` gives the bytes of a token id."""
 
     def token(token_id: int, logprob: float) -> dict[str, Any]:
         data = token_bytes(token_id)

@@ -1,4 +1,4 @@
-"""The request's fields as every body of its response gives them back."""
+"""The request's fields, as every body of its response returns them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from server.responses.schema.tools import FunctionTool, NamespaceTool, Tool
 def given_back(
     request: ResponsesRequest, *, response_id: str, created: int, model: str, sampling: SamplingParams
 ) -> dict[str, Any]:
-    """What a response has besides its output.
+    """The fields of a response besides its output.
 
     Args:
-        sampling: what the defaults have made of the request's sampling fields.
+        sampling: the request's sampling fields, completed by the defaults.
     """
     reasoning, text = request.reasoning, request.text
     wanted = None if text is None else text.format
@@ -55,7 +55,7 @@ def given_back(
 
 
 def as_sent(part: BaseModel) -> dict[str, Any]:
-    """A part of a request with the keys that its client sent."""
+    """A part of a request, with the keys that its client sent."""
     return part.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -65,7 +65,8 @@ def _choice(request: ResponsesRequest) -> Any:
 
 
 def tool_given_back(tool: Tool) -> dict[str, Any]:
-    """A function has its three optional keys in any case, and a namespace its description, as OpenAI's do."""
+    """``tool`` as OpenAI returns it: a function has all its optional keys, and a namespace its
+    description."""
     given = as_sent(tool)
     match tool:
         case FunctionTool():

@@ -1,7 +1,7 @@
-"""Items to messages: what the model wrote between two turns of others becomes one message of the assistant.
+"""Turns items into messages: consecutive items that the model wrote become one message of the assistant.
 
-A response's items are a thought, then text, then calls, as the model wrote them; a chat template takes these
-three together. So reasoning, messages and calls are gathered until somebody else speaks or a tool answers.
+The items of a response are a thought, then text, then calls, as the model wrote them; a chat template takes
+the three together. So reasoning, messages and calls are collected until the user speaks or a tool answers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from server.responses.toolbox import TOOL_SEARCH, functions_of, shown_name
 
 MORE_TOOLS = "From here on you have these tools, too:"
 BETWEEN = "\n\n"
-"""Between texts that the model wrote apart: two thoughts, or two messages, of one turn."""
+"""Separates texts that the model wrote separately: two thoughts, or two messages, of one turn."""
 Open = Callable[[str], str | None]
-"""From a sealed thought to the thought; None for a blob that is not this server's."""
+"""Gives the thought in a blob; None for a blob that this server has not made."""
 
 
 class Placed(NamedTuple):
-    """An item, and the field of the request that brought it."""
+    """An item, and the field of the request that it came in."""
 
     item: Item
     where: str
@@ -46,7 +46,7 @@ class Placed(NamedTuple):
 
 @dataclass
 class Conversation:
-    """Messages in the form that :mod:`model.text.messages` takes, and what the client calls their places."""
+    """Messages in the form that :mod:`model.text.messages` takes, and the client's paths of them."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Conversation:
 
 @dataclass
 class _Said:
-    """What the assistant has said since somebody else spoke."""
+    """The assistant's items since the last message of another role."""
 
     thoughts: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -80,10 +80,10 @@ class _Said:
 
 
 def conversation_of(placed: Sequence[Placed], instructions: str | None, open_sealed: Open) -> Conversation:
-    """The messages that ``placed`` items are, behind ``instructions``.
+    """The ``instructions`` and ``placed`` items as messages.
 
     Raises:
-        InputError: names the item that makes no message.
+        InputError: an item cannot become a message.
     """
     told = Conversation()
     if instructions is not None:
@@ -101,18 +101,18 @@ def conversation_of(placed: Sequence[Placed], instructions: str | None, open_sea
 
 
 def is_head(item: Item, told: Conversation) -> bool:
-    """Whether ``item`` is tools that the head of the prompt tells of, for nobody has spoken yet."""
+    """Whether ``item`` adds tools to the head of the prompt, because no message of the user precedes it."""
     return isinstance(item, AdditionalToolsItem) and not any(m["role"] == "user" for m in told.messages)
 
 
 def _told_of(tools: Sequence[Tool]) -> str:
-    """Tools as the head of a prompt has them, one a line."""
+    """Tools as the head of a prompt has them, one per line."""
     definitions = (function.definition for tool in tools for function in functions_of(tool))
     return "\n".join(json.dumps(definition, ensure_ascii=False) for definition in definitions)
 
 
 def _add_to(said: _Said, item: Item, where: str, open_sealed: Open) -> bool:
-    """Gather ``item`` if it is the assistant's."""
+    """Collect ``item`` if it is the assistant's."""
     match item:
         case MessageItem(role="assistant"):
             if _has_pictures(item.content):
@@ -142,7 +142,7 @@ def _add_call(said: _Said, call_id: str, name: str, arguments: str, where: str) 
 
 
 def _spoken(told: Conversation, said: _Said) -> _Said:
-    """Put what the assistant said into a message of its own, and begin anew."""
+    """Make a message of what was collected from the assistant, and begin anew."""
     if said.wheres:
         for i, where in enumerate(said.call_wheres):
             told.names[f"{told.next_place}.tool_calls[{i}]"] = where
@@ -176,7 +176,7 @@ def _name_parts(told: Conversation, item: Item, where: str) -> None:
 
 
 def _content(content: str | list[Part] | None) -> str | list[dict[str, Any]]:
-    """A message's content for the template; text alone is one string."""
+    """A message's content for the template; as one string if all of it is text."""
     if isinstance(content, list) and _has_pictures(content):
         return [_part(part) for part in content]
     return _plain(content)
@@ -208,10 +208,10 @@ def _text(part: Part) -> str:
 
 
 def _thought(item: ReasoningItem, where: str, open_sealed: Open) -> str:
-    """The thought in the clear, else the sealed one, else its summary.
+    """The plain thought, or else the sealed one, or else its summary.
 
     Raises:
-        InputError: there is only a blob, and not one of this server's.
+        InputError: there is only a blob, which this server has not made.
     """
     if item.content:
         return _plain(item.content)
@@ -229,7 +229,7 @@ def _thought(item: ReasoningItem, where: str, open_sealed: Open) -> str:
 
 
 def _outputs_behind_calls(placed: Sequence[Placed]) -> Iterator[Placed]:
-    """The same, with results that stand before their own calls moved behind all calls of that turn."""
+    """``placed`` with results that precede their own calls moved behind all calls of that turn."""
     calls = {one.item.call_id for one in placed if isinstance(one.item, FunctionCallItem | CustomCallItem)}
     seen: set[str | None] = set()
     early: list[Placed] = []

@@ -1,4 +1,4 @@
-"""Calls in the making: of a function, of a custom tool, and of a search for tools."""
+"""Calls as output items: of a function, of a custom tool, and of a search for tools."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from server.responses.toolbox import Origin
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF = r"\\u[dD][89abAB][0-9a-fA-F]{2}(?=\\?$|\\u[dD]?$|\\u[dD][c-fC-F][0-9a-fA-F]?$)"
-"""The first half of a pair of escapes that make one character, where its second half may still come."""
+"""The first half of a pair of escapes that make one character, if its second half may still follow."""
 _ESCAPE = re.compile(rf"{_PAIR}|(?!{_HALF})\\(?:u[0-9a-fA-F]{{4}}|[^u])")
 
 
 class CustomInput:
-    """The text of a custom tool, read out of the fragments of ``{"input": "..."}`` while they are written.
+    """The input of a custom tool, decoded from the fragments of ``{"input": "..."}`` as they come.
 
     Attributes:
-        text: all that was read.
+        text: the input so far.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class CustomInput:
         self._state = "head"
 
     def push(self, fragment: str) -> str:
-        """More of the arguments; the text that it adds."""
+        """Add a fragment of the arguments; the text that it adds."""
         self._whole += fragment
         self._rest += fragment
         if self._state == "head":
@@ -43,7 +43,7 @@ class CustomInput:
         return self._add(self._read_string())
 
     def finish(self) -> str:
-        """The end of the arguments; what they add beyond what was read: arguments of another form as JSON."""
+        """End the arguments; the text that this adds: arguments of another form, as JSON."""
         if self._state != "head":
             return ""
         try:
@@ -60,7 +60,7 @@ class CustomInput:
             self._state = "string"
 
     def _read_string(self) -> str:
-        """Take whole characters off the rest, up to the string's end or an escape that is not whole yet."""
+        """Take complete characters off the rest, up to the end of the string or an incomplete escape."""
         n = 0
         while n < len(self._rest) and self._rest[n] != '"':
             if self._rest[n] != "\\":
@@ -85,8 +85,8 @@ class Call(OutputItem):
     """A call of a tool.
 
     Args:
-        call_id: what its result will name.
-        origin: what the client calls the tool.
+        call_id: the id that its result will name.
+        origin: the client's name of the tool.
     """
 
     prefix = "fc"
@@ -102,7 +102,7 @@ class Call(OutputItem):
         return "".join(self._fragments)
 
     def grow(self, fragment: str) -> Iterator[EventBody]:
-        """More of the arguments' JSON."""
+        """Add a fragment of the arguments' JSON."""
         self._fragments.append(fragment)
         yield from self._grown(fragment)
 
@@ -135,7 +135,7 @@ class FunctionCall(Call):
 
 
 class CustomCall(Call):
-    """A call of a custom tool: its text is what its one argument says."""
+    """A call of a custom tool, whose input is the text of its one argument."""
 
     prefix = "ctc"
 
@@ -166,7 +166,7 @@ class CustomCall(Call):
 
 
 class ToolSearchCall(Call):
-    """A search for tools that the client is asked for; it has no events of its own."""
+    """A search for tools by the client; it has no events of its own."""
 
     prefix = "tsc"
 
@@ -191,7 +191,7 @@ class ToolSearchCall(Call):
 
 
 def call_of(place: Place, call_id: str, origin: Origin) -> Call:
-    """The item of a call of the tool that ``origin`` names."""
+    """The item of a call of the tool ``origin``."""
     match origin.kind:
         case "custom":
             return CustomCall(place, call_id, origin)

@@ -1,6 +1,6 @@
-"""The items of a reply in the making: each opens, grows and closes by events of its own.
+"""The output items of a reply: each opens, grows and closes by events of its own.
 
-The events lack their sequence numbers; :class:`server.responses.encoder.ResponseEncoder` gives them.
+The events have no sequence numbers yet; :class:`server.responses.encoder.ResponseEncoder` adds them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an item stands."""
+    """The response of an item, and its index there."""
 
     response_id: str
     index: int
 
 
 class OutputItem(ABC):
-    """One item. Opened first, closed last; in between it grows.
+    """One item, which is opened first, then grows, and is closed last.
 
     Args:
         prefix: of its id.
-        place: in which response it stands, and where.
+        place: its response, and its index there.
     """
 
     def __init__(self, prefix: str, place: Place) -> None:
@@ -38,7 +38,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def body(self, status: ItemStatus) -> ItemBody:
-        """The item as far as it has come."""
+        """The item so far."""
 
     def open(self) -> Iterator[EventBody]:
         """The events that begin it."""
@@ -55,7 +55,7 @@ class OutputItem(ABC):
 
 
 class Message(OutputItem):
-    """What the model says."""
+    """A message of the model."""
 
     def __init__(self, place: Place) -> None:
         super().__init__("msg", place)
@@ -109,10 +109,10 @@ class Message(OutputItem):
 
 
 class Thought(OutputItem):
-    """What the model thinks: told as a summary where one is wanted, else as it is; kept as it is.
+    """A thought of the model, sent as a summary if one is wanted, and otherwise as it is.
 
     Args:
-        seal: makes the blob that a client carries; None where none is wanted.
+        seal: makes the encrypted content; None if it is not wanted.
     """
 
     def __init__(self, place: Place, *, as_summary: bool, seal: Callable[[str], str] | None) -> None:
@@ -160,7 +160,7 @@ class Thought(OutputItem):
 
 
 def _without_bytes(logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Log probabilities as events tell them."""
+    """Log probabilities as events have them."""
     return [
         {
             "token": entry["token"],

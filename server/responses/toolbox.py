@@ -1,7 +1,7 @@
-"""The tools of a request as the model sees them, and what a call of one of them is called for its client.
+"""The tools of a request as the model sees them, and the client's names for them.
 
-Every tool is shown as a function. One of a namespace carries the namespace in its name; a custom tool has one
-string parameter, ``input``; a search that the client does is the function ``tool_search``.
+Every tool is shown as a function. The name of a tool in a namespace begins with the namespace; a custom tool
+has one string parameter, ``input``; a search by the client is the function ``tool_search``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kind = Literal["function", "custom", "tool_search"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a client calls a tool."""
+    """The client's name of a tool."""
 
     kind: Kind
     name: str
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A tool as the model sees it, and the field of the request that brought it."""
+    """A tool as the model sees it, and the field of the request that it came in."""
 
     path: str
     origin: Origin
@@ -60,7 +60,7 @@ class Shown:
 
 
 def shown_name(name: str, namespace: str | None = None) -> str:
-    """The name that the model knows a tool by."""
+    """The name by which the model knows a tool."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
@@ -71,11 +71,11 @@ class Toolbox:
     """All tools that the model may call.
 
     Attributes:
-        definitions: as functions, in the order in which they came.
-        late: those that a message tells of.
-        origins: what the client calls them, by their shown names.
-        forms: what the text of custom tools must look like, by their shown names.
-        names: what the client calls the places in ``definitions``, see :class:`server.turn.turn.Turn`.
+        definitions: as functions, in the order of the request.
+        late: definitions that a message adds.
+        origins: the client's names, by the shown names.
+        forms: the form of the input of custom tools, by the shown names.
+        names: the client's paths of the definitions, see :class:`server.turn.turn.Turn`.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
@@ -85,10 +85,10 @@ class Toolbox:
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, tools: Sequence[Tool], where: str, *, late: bool = False) -> None:
-        """Take in tools that stand at ``where``; of one that is there already, the first stays.
+        """Add the tools at ``where``; a repeated definition is ignored.
 
         Args:
-            late: a message tells of them, the head of the prompt does not.
+            late: whether a message defines them, and not the head of the prompt.
 
         Raises:
             InputError: two different tools have the same name.
@@ -115,14 +115,14 @@ class Toolbox:
             self.forms[name] = function.form
 
     def origin(self, shown: str) -> Origin:
-        """What the client calls the tool that the model calls ``shown``."""
+        """The client's name of the tool that the model knows as ``shown``."""
         return self.origins.get(shown) or Origin("function", shown)
 
     def choice(self, asked: AskedChoice | None, *, parallel: bool) -> ToolChoice:
         """``tool_choice`` in the turn's terms.
 
         Raises:
-            InputError: it names a tool that is not there.
+            InputError: it names an unknown tool.
         """
         match asked:
             case NamedTool():
@@ -139,7 +139,7 @@ class Toolbox:
                 return ToolChoice(mode=asked, parallel=parallel)
 
     def _chosen(self, tool: NamedTool, where: str) -> str:
-        """The shown name; a tool of a namespace may be named without it where no other has its name."""
+        """The shown name; the namespace may be left out where the name is unambiguous."""
         shown = shown_name(tool.name, tool.namespace)
         if shown in self.origins:
             return shown
@@ -152,7 +152,7 @@ class Toolbox:
 
 
 def functions_of(tool: Tool, path: str = "") -> Iterator[Shown]:
-    """The functions that ``tool`` is shown as; a hosted one that is only said to be off is none."""
+    """The functions that ``tool`` is shown as; none for a hosted tool that is switched off."""
     match tool:
         case FunctionTool() | CustomTool():
             yield _shown(tool, path)
@@ -182,14 +182,14 @@ def _shown(tool: FunctionTool | CustomTool, path: str, namespace: str | None = N
 
 
 def _form(tool: CustomTool) -> TextForm | None:
-    """What the text of a custom tool must look like, where its client says so."""
+    """The form that the input of a custom tool must have, if the client gives one."""
     if isinstance(tool.format, GrammarInput):
         return TextForm(tool.format.syntax, tool.format.definition)
     return None
 
 
 def _definition(**function: Any) -> dict[str, Any]:
-    """A definition with its keys in the order that models are trained on; absent ones are left out."""
+    """A definition with its keys in the order that models are trained on, without absent ones."""
     return {
         "type": "function",
         "function": {name: value for name, value in function.items() if value is not None},

@@ -1,1 +1,1 @@
-"""What is kept for clients: responses under their ids, and the key to the thoughts that clients carry."""
+"""What is kept for clients: responses by their ids, and the key to the thoughts that clients carry."""

@@ -1,5 +1,5 @@
-"""Responses on disk, a file each. Several servers may share a folder: each writes its own part, and finds
-what the others wrote by its id. A deleted response is noted where all of them look."""
+"""Responses on disk, one file each. Several servers may share a folder: each writes its own part, and finds
+the responses of others by id. A deletion is noted where all of them look."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("crossturn.responses")
 
 RECORD, DELETED, TEMPORARY = ".response", ".deleted", ".part"
 _REMEMBERED_S = 90 * 86400.0
-"""How long a deletion is noted: longer than what another server has of it can lie unused, in practice."""
+"""How long a deletion stays noted: longer, in practice, than another server keeps an unused response."""
 
 
 class ResponseFolder:
@@ -41,16 +41,16 @@ class ResponseFolder:
                 path.unlink()
 
     def close(self) -> None:
-        """Let another server have this part."""
+        """Release this part, so that another server can take it."""
         self._claim.close()
 
     def names(self) -> list[str]:
-        """The responses in this part, the longest unused first."""
+        """The ids of the responses in this part, least recently used first."""
         paths = sorted(self._own.glob(f"*{RECORD}"), key=lambda path: path.stat().st_mtime_ns)
         return [path.name.removesuffix(RECORD) for path in paths]
 
     def read(self, name: str) -> Packed | None:
-        """A response of this part; one that is damaged is deleted."""
+        """A response of this part; a damaged one is deleted."""
         path = self._own / f"{name}{RECORD}"
         try:
             return _read(path, name)
@@ -69,7 +69,7 @@ class ResponseFolder:
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a response; a full disk takes nothing from those who are answered."""
+        """Write a response; an error of the disk is logged and fails no request."""
         part = self._own / f"{name}{TEMPORARY}"
         try:
             part.write_bytes(data)
@@ -80,22 +80,22 @@ class ResponseFolder:
                 part.unlink(missing_ok=True)
 
     def touch(self, name: str) -> None:
-        """Note that a response was used just now."""
+        """Mark a response as just used."""
         with suppress(FileNotFoundError):
             os.utime(self._own / f"{name}{RECORD}")
 
     def remove(self, name: str) -> None:
-        """Forget a response of this part."""
+        """Delete a response of this part."""
         (self._own / f"{name}{RECORD}").unlink(missing_ok=True)
 
     def note_deleted(self, name: str) -> None:
-        """Have no other server give it out."""
+        """Note that the response is deleted, for the other servers."""
         if any(self._others()):
             with suppress(OSError):
                 (self._own / f"{name}{DELETED}").touch()
 
     def is_deleted(self, name: str) -> bool:
-        """Whether a client had any server delete it."""
+        """Whether a client has deleted the response, on whatever server."""
         return any((folder / f"{name}{DELETED}").exists() for folder in (self._own, *self._others()))
 
     def _others(self) -> Iterator[Path]:

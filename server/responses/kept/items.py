@@ -1,4 +1,4 @@
-"""Input items in the form in which the API lists them: with an id, a status, and content in parts."""
+"""Input items as the API lists them: with an id, a status, and content in parts."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(InputItem)
 
 
 def item_of(body: ItemBody) -> Item:
-    """An item that was listed, or that the server made, as one of a request."""
+    """A listed or generated item as an item of a request."""
     item: Item = _ITEM.validate_python(body)
     return item
 
 
 def kept(item: Item) -> ItemBody:
-    """``item`` as it is listed; one without an id gets one."""
+    """``item`` as it is listed; it gets an id if it has none."""
     body: ItemBody = {"id": item.id or new_id(_PREFIXES[item.type]), "type": item.type}
-    if not isinstance(item, AdditionalToolsItem):  # the one that has no status
+    if not isinstance(item, AdditionalToolsItem):  # the only kind without a status
         body["status"] = item.status or "completed"
     return body | _fields(item)
 

@@ -1,5 +1,5 @@
-"""What is kept of one response: what came in, what went out, and what it went on from; and the ids by which
-it and its items are found."""
+"""What is kept of one response: its input, its output, and the response that it continues; and the ids by
+which it and its items are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 _INDEX_BYTES = 512
-"""What a record takes in the store's own tables, roughly."""
+"""Roughly what a record takes up in the tables of the store."""
 RESPONSE = "resp_"
 _RESPONSE = re.compile(r"resp_([0-9a-f]{32})")
 _MADE = re.compile(r"[a-z]+_([0-9a-f]{32})_[0-9]+")
@@ -22,12 +22,12 @@ class Record:
     """One response.
 
     Attributes:
-        tenant: whose it is; None on a server without API keys.
-        session: the session it belongs to; who goes on from it without naming one joins that.
-        previous: the response it went on from.
-        items: what the request itself brought, each with an id, in order.
+        tenant: the owner; None on a server without API keys.
+        session: the session that it belongs to; a request that continues it joins this session by default.
+        previous: the response that it continues.
+        items: the request's own items in order, each with an id.
         response: the body, as it was sent.
-        is_hidden: deleted by its client, kept for those that went on from it.
+        is_hidden: deleted by its client, but kept for the responses that continue it.
     """
 
     id: str
@@ -40,14 +40,14 @@ class Record:
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """The items that the model made."""
+        """The generated items."""
         items: list[dict[str, Any]] = self.response["output"]
         return items
 
 
 @dataclass(slots=True)
 class Packed:
-    """A record at rest, and what must be known of it without unpacking it."""
+    """A compressed record, and what must be known without decompressing it."""
 
     data: bytes
     tenant: str | None
@@ -70,7 +70,7 @@ class Packed:
 
     @property
     def n_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return len(self.data) + _INDEX_BYTES
 
 
@@ -84,21 +84,21 @@ def unpack(data: bytes) -> Record:
 
 
 def is_response_id(name: str) -> bool:
-    """Whether a response may have this id."""
+    """Whether ``name`` has the form of a response id."""
     return _RESPONSE.fullmatch(name) is not None
 
 
 def made_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of item ``index`` of a response; no other item ever has it."""
+    """The unique id of item ``index`` of a response."""
     return f"{prefix}_{response_id.removeprefix(RESPONSE)}_{index}"
 
 
 def response_of(item_id: str) -> str | None:
-    """The response in which an item stands that the server made; None for ids of others' making."""
+    """The id of the response of a generated item; None for an id that a client has made."""
     made = _MADE.fullmatch(item_id)
     return None if made is None else f"{RESPONSE}{made[1]}"
 
 
 def new_id(prefix: str) -> str:
-    """An id for an item of a client's that has none."""
+    """An id for a client's item that has none."""
     return f"{prefix}_{uuid4().hex}"

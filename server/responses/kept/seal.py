@@ -1,7 +1,7 @@
-"""Thoughts that clients carry for the server: ``encrypted_content``, which nobody else can make.
+"""Thoughts that clients carry for the server: ``encrypted_content``, which only the server can make.
 
-A blob holds the thought itself, packed, under a keyed checksum: it is authentic, not secret. (Whoever asked
-for it has been sent the thought in the clear as well.) A tenant opens its own blobs alone.
+A blob contains the compressed thought and a keyed checksum: it is authentic, not secret. (A client that asks
+for it has been sent the plain thought as well.) A tenant can open only its own blobs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KEY_BYTES = 32
 
 
 class Seal:
-    """Packs thoughts and reads them back.
+    """Makes blobs of thoughts, and opens them.
 
     Args:
-        key: whoever has it can make blobs; blobs of another key are foreign.
+        key: needed to make and to open blobs.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -36,7 +36,7 @@ class Seal:
         return base64.urlsafe_b64encode(_VERSION + self._mac(packed, tenant) + packed).decode()
 
     def open(self, blob: str, tenant: str | None) -> str | None:
-        """The thought in ``blob``; None where this server did not make it for ``tenant``."""
+        """The thought in ``blob``; None if this server has not made it for ``tenant``."""
         try:
             raw = base64.urlsafe_b64decode(blob.encode())
         except (binascii.Error, ValueError):
@@ -55,7 +55,7 @@ class Seal:
 
 
 def seal_key(folder: Path | None) -> bytes:
-    """The key kept in ``folder``, made where it is missing; without a folder one for this process alone.
+    """The key in ``folder``, made if it is missing; without a folder, one for this process.
 
     Raises:
         OSError: the folder cannot be used.
@@ -71,6 +71,6 @@ def seal_key(folder: Path | None) -> bytes:
     new.touch(mode=0o600)
     new.write_bytes(secrets.token_bytes(KEY_BYTES))
     with suppress(FileExistsError):
-        path.hardlink_to(new)  # whole at once, and the first of several servers wins
+        path.hardlink_to(new)  # atomic, and the first of several servers wins
     new.unlink()
     return path.read_bytes()

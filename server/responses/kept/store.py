@@ -1,7 +1,8 @@
-"""Responses under their ids: whose they are, within how many bytes, and on disk where there is a folder.
+"""Responses by their ids: each belongs to a tenant, all are within a budget, and on disk if there is a
+folder.
 
-A response goes on from another by its id, so records form trees. What is used moves to the safe end of the
-line together with all it went on from: a record never goes before those that need it.
+A response continues another one by its id, so records form trees. Using a record makes it and all that it
+continues the most recently used: a record is never evicted before those that need it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from server.settings import Settings
 
 log = logging.getLogger("crossturn.responses")
 FOLDER = "responses"
-"""Below the cache folder."""
+"""Within the cache folder."""
 
 
 class ResponseStore:
     """Keeps responses. Used by one thread.
 
     Args:
-        max_bytes: what all records may take; the longest unused go first.
-        root: a folder that keeps them across restarts as well; None keeps them in memory alone.
+        max_bytes: of all records; the least recently used are evicted first.
+        root: a folder that keeps them across restarts; None for memory only.
 
     Raises:
         OSError: the folder cannot be used.
@@ -46,19 +47,19 @@ class ResponseStore:
         return len(self._records)
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the folder."""
         if self._folder is not None:
             self._folder.close()
 
     def keep(self, record: Record) -> None:
-        """Keep ``record``, whose id must be new, if what it went on from is still here."""
+        """Keep ``record``, whose id must be new, unless what it continues is gone."""
         assert record.id not in self._records
         if record.previous is None or record.previous in self._records:
             self._take_in(record.id, Packed.of(record))
             self._make_room()
 
     def find(self, tenant: str | None, response_id: str) -> Record | None:
-        """The response, unless it is somebody else's, deleted, or gone."""
+        """The response; None if it is another tenant's, deleted, or evicted."""
         if response_id not in self._records and not self._adopt(tenant, response_id):
             return None
         packed = self._records[response_id]
@@ -70,7 +71,8 @@ class ResponseStore:
         return packed.record()
 
     def context(self, tenant: str | None, response_id: str) -> list[dict[str, Any]] | None:
-        """All items that ``response_id`` was made from, oldest first; None where :meth:`find` finds none."""
+        """All items that ``response_id`` was made from, oldest first; None where :meth:`find` returns
+        None."""
         record = self.find(tenant, response_id)
         if record is None:
             return None
@@ -79,14 +81,15 @@ class ResponseStore:
         return [*earlier, *record.items]
 
     def item(self, tenant: str | None, item_id: str) -> dict[str, Any] | None:
-        """An item that the server made, by its id; None where its response cannot be found."""
+        """A generated item by its id; None if its response cannot be found."""
         owner = response_of(item_id)
         record = None if owner is None else self.find(tenant, owner)
         output = () if record is None else record.output
         return next((item for item in output if item["id"] == item_id), None)
 
     def delete(self, tenant: str | None, response_id: str) -> bool:
-        """Forget a response; False where :meth:`find` finds none. Those that went on from it stay whole."""
+        """Delete a response; False where :meth:`find` returns None. Responses that continue it stay
+        complete."""
         record = self.find(tenant, response_id)
         if record is None:
             return False
@@ -107,7 +110,7 @@ class ResponseStore:
             self._folder.write(record.id, hidden.data)
 
     def _line(self, response_id: str | None) -> Iterator[str]:
-        """``response_id`` and all it went on from, newest first."""
+        """``response_id`` and all that it continues, newest first."""
         while response_id is not None:
             yield response_id
             response_id = self._records[response_id].previous
@@ -147,7 +150,7 @@ class ResponseStore:
                 self._remove(packed.previous)
 
     def _adopt(self, tenant: str | None, response_id: str) -> bool:
-        """Take over a response of another server over the same folder, with all it went on from."""
+        """Take over a response of another server on the same folder, with all that it continues."""
         if self._folder is None:
             return False
         line: dict[str, Packed] = {}
@@ -180,7 +183,7 @@ class ResponseStore:
 
 
 def _parents_first(found: dict[str, Packed]) -> list[str]:
-    """The names whose whole line is there, each behind the one it went on from."""
+    """The names whose whole line is there, each after the one that it continues."""
     ordered: dict[str, None] = {}
     for name in found:
         line: dict[str, None] = {}
@@ -195,14 +198,14 @@ def _parents_first(found: dict[str, Packed]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Used by the thread that reads and renders requests, alone."""
+    """Responses and the seal of thoughts. Used only by the worker thread."""
 
     store: ResponseStore
     seal: Seal
 
 
 def open_shelf(settings: Settings) -> Shelf:
-    """The shelf in the cache folder, where there is one; else in memory.
+    """The shelf in the cache folder if there is one, or else in memory.
 
     Raises:
         OSError: the folder cannot be used.
