@@ -138,7 +138,7 @@ class Admission:
     @property
     def too_late(self) -> Failed:
         """How a request ends that has waited too long."""
-        message = f"no place came free within {self._options.queue_seconds:g} s"
+        message = f"No capacity became free within {self._options.queue_seconds:g} s."
         return Failed(message, "overloaded", retry_after_s=RETRY_AFTER_S)
 
     def width(self, request: GenerationRequest) -> int:
@@ -155,19 +155,19 @@ class Admission:
     def _refusal(self, request: GenerationRequest) -> Failed | None:
         limits, tenant = self._options, request.slot.tenant
         if len(self.line) >= limits.max_waiting:
-            message = f"{len(self.line)} requests are waiting already"
+            message = f"{len(self.line)} requests are already waiting."
             return Failed(message, "overloaded", retry_after_s=RETRY_AFTER_S)
         if limits.max_waiting_per_key is not None and self.line.n_of(tenant) >= limits.max_waiting_per_key:
-            message = f"{self.line.n_of(tenant)} requests of this key are waiting already"
+            message = f"{self.line.n_of(tenant)} requests of this API key are already waiting."
             return Failed(message, "rate_limited", retry_after_s=RETRY_AFTER_S)
         wait_s = self.allowances.wait_s(tenant)
         if wait_s > 0:
-            message = f"this key has used its {limits.tokens_per_minute} tokens a minute"
+            message = f"This API key has used up its {limits.tokens_per_minute} tokens per minute."
             return Failed(message, "rate_limited", retry_after_s=wait_s)
         if self.width(request) == 0:
             message = (
-                f"'n': several replies to this prompt take twice {self._bytes_of(request)} bytes at least, "
-                f"and conversations may hold {self._store.budget_bytes}"
+                f"'n': several replies to this prompt need at least twice {self._bytes_of(request)} bytes, "
+                f"and the memory budget is {self._store.budget_bytes} bytes."
             )
             return Failed(message, "invalid", param="n")
         return None

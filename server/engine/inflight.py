@@ -127,7 +127,7 @@ class InFlight:
         for ticket in self.tickets:
             if ticket.request.id == request_id:
                 self._withdraw(ticket)
-                self.end(ticket, Failed("the request was cancelled", "cancelled"))
+                self.end(ticket, Failed("The request was cancelled.", "cancelled"))
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Remove a request from wherever it is, and keep the work done for it."""
@@ -200,7 +200,7 @@ def failure_of(fault: BaseException) -> Failed:
     if isinstance(fault, InputError):
         return Failed(fault.message, "invalid", param=fault.param)
     if isinstance(fault, GrammarError):
-        return Failed(f"the reply cannot be kept to its schema any further: {fault}", "internal")
+        return Failed(f"The reply can no longer match its schema: {fault}", "internal")
     if is_out_of_memory(fault):
-        return Failed("memory ran out", "overloaded", retry_after_s=RETRY_AFTER_S)
-    return Failed("the reply could not be generated; the server's log says why", "internal")
+        return Failed("The server ran out of memory.", "overloaded", retry_after_s=RETRY_AFTER_S)
+    return Failed("The reply could not be generated; the server's log says why.", "internal")

@@ -192,7 +192,7 @@ class Reply:
             self.stop_state = checkpoint.length
 
     def drop_stop_state(self) -> None:
-        """Drop it, if there is one: no cut can need it any more."""
+        """Drop the checkpoint kept for stop strings, if there is one: no cut can need it any more."""
         if self.stop_state in self.running.ring.lengths:
             self.running.ring.remove(self.stop_state)
         self.stop_state = None

@@ -80,7 +80,7 @@ class Engine:
 
     def submit(self, request: GenerationRequest, emit: Emit) -> None:
         if self._has_ended:
-            emit(Failed("the engine has stopped; the server's log says why", "internal"))
+            emit(Failed("The engine has stopped; the server's log says why.", "internal"))
         else:
             self._messages.put(lambda loop: loop.submit(request, emit))
 
