@@ -1,4 +1,4 @@
-"""The ``crossturn`` command: which commands there are, and plain words when one of them fails."""
+"""The ``crossturn`` command line: its commands, and a plain message when one of them fails."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""Proves on a user's machine that the model computes what it should: every kernel against plain operations,
-every way to a state against every other, and what it costs beside mlx-lm."""
+"""Verifies on a user's machine that the model computes correctly: it compares every kernel with plain
+operations and every way to a state with every other, and measures the speed beside mlx-lm's."""

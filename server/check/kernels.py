@@ -1,9 +1,10 @@
-"""Each kernel of the device against MLX's plain operations, on the model's own layers and random tokens.
+"""Compares each kernel of the device with MLX's plain operations, on the model's own layers and random
+tokens.
 
-A model of a layer or two is run whole, by the device and by plain operations, with all but one part of it
-silenced: the weights that would carry other parts' results further are zero. So a difference has a name. What
-is right is computed in float32; a kernel may be as far from that as plain operations in its own dtype, or a
-few times as far.
+A model of one or two layers is run by the device and by plain operations, with all but one part of it
+silenced: the weights that would pass on the results of other parts are zero, so that a difference can be
+attributed. The reference is computed in float32; a kernel's error may be a few times that of plain operations
+in its own dtype.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ from model.layers.network import Network
 from model.state import Checkpoint, KvLayout, State
 from server.check.result import Section, apart, layer_bound, numbers
 
-_N_VOCAB = 1024  # rows of the embedding and of the head that are kept
+_N_VOCAB = 1024  # rows that are kept of the embedding and of the head
 _N_PROMPT, _CAPTURES, _N_FEW = 200, (70, 128), 5
-_LENGTHS = (200, 65, 20)  # of a batch, unlike so that it is padded
-_N_GUESSED, _KEPT = 4, (2, 4, 1)  # tokens fed at once to each sequence of a batch, and those that stay
-_TIMES = 4.0  # as far from float32 as plain operations in the kernel's dtype are
+_LENGTHS = (200, 65, 20)  # of a batch, different so that it is padded
+_N_GUESSED, _KEPT = (
+    4,
+    (2, 4, 1),
+)  # tokens fed at once to each sequence of a batch, and how many of them are kept
+_TIMES = 4.0  # a kernel's error may be so many times that of plain operations in its dtype
 
 Results = dict[str, list[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is looked at alone.
+    """A part of a layer that is checked in isolation.
 
     Attributes:
-        name: as the table calls it.
-        layers: of the model that it is looked at in; the last one has it.
-        silenced: names of the linear layers that carry other parts' results.
-        kept: what of the state is compared, besides the logits.
+        name: in the table.
+        layers: of the model in which it is checked; the last one has the part.
+        silenced: names of the linear layers that pass on the results of other parts.
+        kept: what is compared of the state, besides the logits.
     """
 
     name: str
@@ -61,7 +65,7 @@ PARTS = (
     Part("norms, embedding and head", (GDN,), ("out_proj", "down_proj")),
     Part("feed-forward", (GDN,), ("out_proj",)),
     Part("GDN layer", (GDN,), ("down_proj",), "recurrent"),
-    # Behind a silent layer of the other kind: a state has one of those.
+    # After a silenced layer of the other kind, because a state must have one.
     Part("attention", (GDN, "full_attention"), ("out_proj", "down_proj"), "rows"),
 )
 
@@ -70,9 +74,9 @@ def check_kernels(path: Path, device: Device, dtype: str | None) -> Section:
     """Compare every part of a layer in every kind of pass.
 
     Args:
-        path: the checkpoint, of which a layer of each kind is read.
-        device: the one whose kernels are looked at.
-        dtype: what it computes in; None for its own.
+        path: the checkpoint, from which a layer of each kind is loaded.
+        device: whose kernels are checked.
+        dtype: to compute in; None for the device's own.
     """
     section = Section("kernels against plain operations (relative error)")
     own = read_modules(path, dtype=dtype or device.dtype)
@@ -96,7 +100,7 @@ def check_kernels(path: Path, device: Device, dtype: str | None) -> Section:
 
 
 def _run(modules: Modules, part: Part, device: Device) -> Results:
-    """What the passes through one layer give, by the pass's name."""
+    """The results of the passes through one layer, by the name of the pass."""
     config = _small(modules.config, part)
     rows = _rows(device.network(_few_layers(modules, part), config), modules, config)
     forward = Forward(_few_layers(modules, part), config, ModelFingerprint(0, 0, modules.dtype), device)
@@ -106,7 +110,7 @@ def _run(modules: Modules, part: Part, device: Device) -> Results:
 
 
 def _rows(network: Network, modules: Modules, config: ModelConfig) -> mx.array:
-    """What a prompt's every token has after the layer, [1, T, H]; of logits there are the last one's."""
+    """The hidden states of all tokens after the layer, [1, T, H]; logits exist only for the last one."""
     dtype = getattr(mx, modules.dtype)
     state = State.empty(config, KvLayout(config.n_kv_heads, config.head_dim, dtype))
     ids = np.random.default_rng(4).integers(0, config.vocab_size, (1, _N_PROMPT), dtype=np.uint32)
@@ -153,7 +157,7 @@ def _passes(forward: Forward, part: Part) -> Iterator[tuple[str, list[mx.array]]
 
 
 def _no_rows(forward: Forward) -> tuple[mx.array, mx.array]:
-    """Nothing to append: keys and values as they are."""
+    """Appends no rows: keys and values stay as they are."""
     layout = forward.kv_layout
     nothing = mx.zeros((1, layout.n_heads, 0, layout.head_dim), layout.dtype)
     return nothing, nothing
@@ -165,8 +169,8 @@ def _small(config: ModelConfig, part: Part) -> ModelConfig:
 
 
 def _few_layers(modules: Modules, part: Part) -> nn.Module:
-    """mlx-lm's language model with a layer of each kind asked for, a small vocabulary and the part's silence;
-    nothing is shared with ``modules`` but weights."""
+    """mlx-lm's language model with one layer of each kind in the part's ``layers``, a small vocabulary, and
+    the silenced weights; it shares only weights with ``modules``."""
     config = modules.config
     model = _twin(modules.model.language_model)
     layers = model.model.layers
@@ -182,7 +186,7 @@ def _few_layers(modules: Modules, part: Part) -> nn.Module:
 
 
 def _twin(value: Any) -> Any:
-    """The same modules again, over the same arrays."""
+    """A copy of the modules, over the same arrays."""
     if isinstance(value, nn.Module):
         twin = copy.copy(value)
         for name, part in value.items():
@@ -192,7 +196,7 @@ def _twin(value: Any) -> Any:
 
 
 def _map(layer: nn.Module, change: Callable[[mx.array], mx.array]) -> None:
-    """Change what a linear layer or an embedding is made of, packed or not."""
+    """Replace the arrays of a linear layer or an embedding, quantized or not."""
     for name in ("weight", "scales", "biases", "bias", "global_scale"):
         if layer.get(name) is not None:
             layer[name] = change(layer[name])

@@ -1,4 +1,4 @@
-"""The whole model: every way to the logits after the same tokens must give the same logits."""
+"""Checks the whole model: every way to process the same tokens must give the same logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.check.result import Section, apart, logits_apart, numbers, pass_boun
 
 _N_PROMPT = 333
 _N_STEPS = 8
-_CAPTURE = 326  # in the middle of a chunk, and so near the end that a wrong state is not forgotten
+_CAPTURE = 326  # in the middle of a chunk, and so near the end that the effect of a wrong state has not faded
 _PART = 100
 _LENGTHS = (70, 150, 40)
 
@@ -21,7 +21,7 @@ Logits = NDArray[np.float32]
 
 
 def check_passes(forward: Forward, device: Device) -> Section:
-    """Prefill, decode, a continued state, a prompt in parts, a batch: one against the other."""
+    """Compare prefill, decode, a continued state, a prompt in parts, and a batch."""
     section = Section("ways to the same logits (relative error)")
     bound = pass_bound(forward.fingerprint.dtype, device)
     random = np.random.default_rng(1)
@@ -56,13 +56,14 @@ def _decoded(forward: Forward, ids: NDArray[np.uint32]) -> tuple[Logits, list[Lo
 def _continued(
     forward: Forward, state: State, ids: NDArray[np.uint32], wanted: Logits, after: list[Logits]
 ) -> float:
-    """How far the logits and the recurrent states are from what they should be behind ``ids``."""
+    """The error of the logits and of the recurrent states after ``ids``, of which a state is continued."""
     found = np.array(forward.prefill(state, ids[_CAPTURE:]).logits)
     return max(logits_apart(found, wanted), apart(numbers([*state.snapshot().arrays]), after))
 
 
 def _guessed(forward: Forward, ids: NDArray[np.uint32], wanted: Logits, after: list[Logits]) -> float:
-    """The same after the last tokens were fed several at once, among them wrong ones that are taken back."""
+    """The same error after the last tokens were fed several at once with wrong ones, which were then
+    removed."""
     batch = forward.new_batch()
     batch.join(0, _read(forward, ids[:-_N_STEPS]))
     for start in range(len(ids) - _N_STEPS, len(ids), 4):
@@ -82,7 +83,7 @@ def _in_parts(forward: Forward, ids: NDArray[np.uint32]) -> Logits:
 
 
 def _batch(forward: Forward, *, together: bool) -> list[Logits]:
-    """The logits of a few steps of sequences of unlike lengths, in one batch or in one each."""
+    """The logits of a few steps of sequences of different lengths, in one batch or in one each."""
     random = np.random.default_rng(2)
     n_vocab = forward.config.vocab_size
     prompts = [random.integers(0, n_vocab, n, dtype=np.uint32) for n in _LENGTHS]

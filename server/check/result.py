@@ -1,4 +1,4 @@
-"""How a check judges: how far figures are apart, rows of a table, and the verdict over them."""
+"""How a check judges: relative errors and their bounds, the table, and the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model.device import Device
 
 Arrays = Sequence[NDArray[np.float32]]
 
-# By the digits that a dtype has, which every layer loses some of.
+# By the precision of the dtype, some of which every layer loses.
 _PASS_BOUNDS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 _LAYER_BOUNDS = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2e-2}
 # GPUs may round the factors of a float32 product to 10 digits.
@@ -23,13 +23,13 @@ _GPU_FLOAT32 = {"layer": 3e-3, "pass": 2e-2}
 
 
 def pass_bound(dtype: str, device: Device) -> float:
-    """How far apart two ways through the whole model may be."""
+    """How much two ways through the whole model may differ."""
     gpu = _GPU_FLOAT32["pass"] if dtype == "float32" and device.kind != "cpu" else 0.0
     return max(_PASS_BOUNDS[dtype], gpu)
 
 
 def layer_bound(dtype: str, device: Device) -> float:
-    """How far apart two ways through a layer may be at least."""
+    """How much two ways through a layer may differ, whatever plain operations reach."""
     gpu = _GPU_FLOAT32["layer"] if dtype == "float32" and device.kind != "cpu" else 0.0
     return max(_LAYER_BOUNDS[dtype], gpu)
 
@@ -40,16 +40,16 @@ def numbers(arrays: Sequence[mx.array]) -> list[NDArray[np.float32]]:
 
 
 def apart(found: Arrays, wanted: Arrays) -> float:
-    """The root mean square of the differences over that of what is wanted, of the worst array.
+    """The root mean square of the differences divided by that of ``wanted``, for the worst array.
 
-    Infinite where one of them holds what is no number.
+    Infinite if a value is not finite.
     """
     assert len(found) == len(wanted)
     return max((_one(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
 
 
 def logits_apart(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """:func:`apart` of logits, which a constant does not change."""
+    """:func:`apart` for logits, to which a constant may be added."""
     return apart([found - found.mean()], [wanted - wanted.mean()])
 
 
@@ -70,10 +70,10 @@ class Row:
     """One line of the table.
 
     Attributes:
-        part: what was looked at, as a person names it: ``GDN layer, prompt``.
-        outcome: ``told`` where there is nothing to judge.
+        part: what was checked, such as ``GDN layer, prompt``.
+        outcome: ``told`` if there is nothing to judge.
         found: the figure.
-        bound: what it may be, empty where nothing is judged.
+        bound: its limit; empty if there is nothing to judge.
     """
 
     part: str
@@ -84,14 +84,14 @@ class Row:
 
 @dataclass(slots=True)
 class Section:
-    """Rows under a heading, and what is to be said below them."""
+    """Rows under a heading, and notes below them."""
 
     title: str
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def judge(self, part: str, error: float, bound: float) -> None:
-        """Add a row for a difference that may be ``bound`` at most; what is no number differs."""
+        """Add a row for a difference that may be at most ``bound``; NaN differs."""
         outcome: Outcome = "same" if error <= bound else "differs"
         self.rows.append(Row(part, outcome, f"{error:.1e}", f"{bound:.1e}"))
 
@@ -110,7 +110,7 @@ def differing(sections: Iterable[Section]) -> list[str]:
 
 
 def verdict(sections: Sequence[Section]) -> str:
-    """One line."""
+    """The verdict in one line."""
     wrong = differing(sections)
     n_judged = sum(row.outcome != "told" for section in sections for row in section.rows)
     if not wrong:

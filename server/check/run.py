@@ -31,7 +31,7 @@ _FALLBACK = (
 )
 _NO_FALLBACK = "Plain operations do not agree either: do not trust replies of this model on this machine."
 _PACKAGES = ("crossturn", "mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-lm", "numpy", "tokenizers")
-# Of what MLX says of a device.
+# The entries of MLX's device info that are reported.
 _KNOWN = ("architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
 
 
@@ -39,8 +39,8 @@ def check(path: Path, dtype: str | None, tell: Callable[[Section], None]) -> lis
     """Check the checkpoint in ``path`` on this machine's device.
 
     Args:
-        dtype: what to compute in; None for what `crossturn serve` takes.
-        tell: called with each section as soon as it is there.
+        dtype: to compute in; None for the default of `crossturn serve`.
+        tell: called with each section as soon as it is complete.
 
     Raises:
         ModelError: the checkpoint cannot be loaded.
@@ -72,7 +72,7 @@ def check(path: Path, dtype: str | None, tell: Callable[[Section], None]) -> lis
     add(walk)
     add(check_speed(time_ours(forward), theirs, mx.get_peak_memory()))
     if kernels.differing or passes.differing or walk.differing:
-        del forward, modules  # two of a large model may be one too many
+        del forward, modules  # memory may not hold a large model twice
         add(_fallback(path, dtype, device, tokenizer))
     return done
 
@@ -106,7 +106,7 @@ def describe_machine(device: Device) -> Section:
 
 
 def describe_model(config: ModelConfig, dtype: str, n_weight_bytes: int) -> Section:
-    """The model by its shape, not by its name."""
+    """The model's shape, without its name."""
     section = Section("model")
     kind = f"{config.n_experts} experts, {config.n_chosen} chosen" if config.n_experts else "dense"
     section.tell("shape", f"{config.model_type}, {config.n_layers} layers, {config.hidden_size} wide, {kind}")

@@ -1,4 +1,4 @@
-"""What prompts and replies cost, beside mlx-lm with the same weights, and the memory that they take."""
+"""Measures prefill and decode, and their memory, beside mlx-lm with the same weights."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from server.check.result import Section
 LENGTHS = (512, 2048)
 _N_STEPS = 24
 _PATIENCE_S = 12.0
-"""A longer prompt is not tried where a shorter one says that it would take longer than this."""
+"""A longer prompt is skipped if a shorter one predicts that it takes longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second: of a prompt, and of a reply behind it."""
+    """Tokens per second: of a prompt, and of a reply after it."""
 
     prefill: float
     decode: float
 
 
 def time_mlx_lm(model: nn.Module, vocab_size: int) -> dict[int, Speed]:
-    """By the prompt's length, as far as patience goes; ``model`` is mlx-lm's, as it was loaded."""
+    """Speeds by the length of the prompt; ``model`` is mlx-lm's, as it was loaded."""
     speeds: dict[int, Speed] = {}
     for length in LENGTHS:
         if speeds and length / min(s.prefill for s in speeds.values()) > _PATIENCE_S:
             break
-        for n_tokens in (32, length) if not speeds else (length,):  # the first builds the kernels
+        for n_tokens in (32, length) if not speeds else (length,):  # the first pass compiles the kernels
             speeds[length] = _time_generation(model, _ids(vocab_size, n_tokens))
     mx.clear_cache()
     return speeds
 
 
 def time_ours(forward: Forward) -> dict[int, Speed]:
-    """The same of crossturn's passes, without its server."""
+    """The same for crossturn's passes, without its server."""
     forward.warm_up()
     speeds: dict[int, Speed] = {}
     for length in LENGTHS:
@@ -83,7 +83,7 @@ def _time_passes(forward: Forward, ids: mx.array) -> Speed:
     for _ in range(_N_STEPS):
         following = mx.argmax(batch.step(token), axis=-1).astype(mx.uint32)
         mx.async_eval(following)  # type: ignore[no-untyped-call]
-        token.item()  # as a reply is told: one token behind
+        token.item()  # as in a reply, where the host is one token behind
         token = following
     mx.eval(token)
     return _speed(ids.size, begun - start, time.perf_counter() - begun)

@@ -1,4 +1,4 @@
-"""A short walk of conversations: what a warm engine replies, a fresh one must reply as well."""
+"""A short walk through conversations: a warm engine and a fresh one must give the same replies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Messages = list[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One engine's reply.
+    """A reply of one engine.
 
     Attributes:
         ids: of the reply.
@@ -55,7 +55,7 @@ class Answer:
 
 
 def check_walk(forward: Forward, device: Device, tokenizer: TextTokenizer) -> Section:
-    """Turns, an edit, a second try, a shorter history and a repetition, each warm and cold."""
+    """Compare turns, an edit, a retry, a shortened history and a repetition, each warm and cold."""
     section = Section("a conversation, warm against cold")
     bound = pass_bound(forward.fingerprint.dtype, device)
     chat = ChatFormat(tokenizer)
@@ -77,7 +77,7 @@ def check_walk(forward: Forward, device: Device, tokenizer: TextTokenizer) -> Se
 
 
 def _ask(loop: EngineLoop, prompt: RenderedPrompt) -> Answer:
-    """The likeliest reply, to its end."""
+    """The complete greedy reply."""
     events: list[Event] = []
     request = GenerationRequest(
         id="check",
@@ -101,7 +101,8 @@ def _ask(loop: EngineLoop, prompt: RenderedPrompt) -> Answer:
 
 
 def _walk() -> list[tuple[str, Messages]]:
-    """The prompts, in order. What the assistant said is made up, so that they do not depend on the model."""
+    """The prompts in order. The assistant's messages are fixed, so that prompts do not depend on the
+    model."""
     history: Messages = [{"role": "system", "content": _SYSTEM}]
     walk: list[tuple[str, Messages]] = []
     for n, question in enumerate(_QUESTIONS):
@@ -126,14 +127,15 @@ def _difference(forward: Forward, prompt: RenderedPrompt, found: Answer, wanted:
 def _gap(
     forward: Forward, prompt: RenderedPrompt, shared: int, found: Sequence[int], wanted: Sequence[int]
 ) -> float:
-    """How much likelier a fresh process finds its own token where two replies part, over its logits' spread.
+    """The margin by which the fresh engine prefers its own token where the replies diverge, over the spread
+    of its logits.
 
-    In few digits two tokens may be as likely as each other: that is no fault.
+    At low precision two tokens may be equally likely, which is no fault.
     """
     if shared == len(found) == len(wanted):
         return 0.0
     if shared in (len(found), len(wanted)):
-        return math.inf  # one ended where the other goes on
+        return math.inf  # one reply ends where the other continues
     fed: NDArray[np.uint32] = np.concatenate([prompt.ids, np.array(wanted[:shared], np.uint32)])
     logits = np.array(forward.prefill(forward.new_state(), fed).logits)
     return float(abs(logits[wanted[shared]] - logits[found[shared]]) / logits.std())

@@ -1,5 +1,5 @@
-"""How each coding agent is told of a server: by its environment, its arguments and files in a folder of our
-own, never by the user's own files."""
+"""How each coding agent is configured for a server: by its environment, its arguments and files in a folder
+of our own, never in the user's own files."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 NO_KEY = "unused"
-"""Agents want a key where the server asks for none."""
+"""Agents want a key even if the server asks for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What an agent must know of a server.
+    """What an agent must know about a server.
 
     Attributes:
         url: ends in ``/v1``.
         key: an API key, or None.
         model: the name of the model that is served.
         context_length: tokens that a prompt and its reply may have together.
-        session: a name for the conversations of agents that name none of their own.
-        folder: where files may be written; it is gone when the agent ends.
+        session: a session name for agents that do not send one.
+        folder: where files may be written; it is deleted when the agent ends.
     """
 
     url: str
@@ -35,17 +35,17 @@ class Place:
 
     @property
     def max_output(self) -> int:
-        """Reply tokens that an agent should count on: it compacts when so many no longer fit."""
+        """The reply tokens that an agent should reserve: it compacts when they no longer fit."""
         return min(32_000, self.context_length // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is set for an agent.
+    """The configuration of an agent.
 
     Attributes:
-        environment: added to the user's; an empty value hides one of theirs.
-        arguments: in front of the user's.
+        environment: added to the user's; an empty value hides a variable of theirs.
+        arguments: placed before the user's.
         files: by their path in the place's folder.
     """
 
@@ -59,8 +59,8 @@ class Agent:
     """A program that can be started.
 
     Attributes:
-        program: as it is found in the PATH.
-        install: how to get it.
+        program: its name in the PATH.
+        install: the command that installs it.
     """
 
     program: str
@@ -69,7 +69,7 @@ class Agent:
 
 
 def claude(place: Place) -> Setup:
-    """Claude Code: every name of a model that it may use stands for ours."""
+    """Claude Code: all its model names are mapped to ours."""
     roles = ("OPUS", "SONNET", "HAIKU", "FABLE")
     return Setup(
         environment={
@@ -87,7 +87,7 @@ def claude(place: Place) -> Setup:
 
 
 def codex(place: Place) -> Setup:
-    """codex: a provider of its own, by overrides of its configuration."""
+    """codex: a provider, by overrides of its configuration."""
     values: dict[str, Any] = {
         "model": place.model,
         "model_provider": "crossturn",
@@ -98,13 +98,13 @@ def codex(place: Place) -> Setup:
         "model_providers.crossturn.wire_api": "responses",
         "model_providers.crossturn.env_key": "CROSSTURN_API_KEY",
     }
-    # Its values are TOML, in which texts and numbers are written as in JSON.
+    # Its values are TOML, which writes strings and numbers as JSON does.
     overrides = [text for name, value in values.items() for text in ("-c", f"{name}={json.dumps(value)}")]
     return Setup(environment={"CROSSTURN_API_KEY": place.key or NO_KEY}, arguments=tuple(overrides))
 
 
 def opencode(place: Place) -> Setup:
-    """opencode: a provider of its own, by a configuration in its environment."""
+    """opencode: a provider, by a configuration in its environment."""
     model = {
         "name": place.model,
         "reasoning": True,
@@ -131,7 +131,7 @@ def opencode(place: Place) -> Setup:
 
 
 def qwen(place: Place) -> Setup:
-    """qwen-code: what its environment has no word for stands in a file of settings above the user's."""
+    """qwen-code: its environment, and a settings file that overrides the user's for the rest."""
     generation = {
         "contextWindowSize": place.context_length,
         "customHeaders": {"X-Session-Id": place.session},
@@ -153,7 +153,7 @@ def qwen(place: Place) -> Setup:
 
 
 def pi(place: Place) -> Setup:
-    """pi: an extension that brings in a provider."""
+    """pi: an extension that adds a provider."""
     provider = {
         "baseUrl": place.url,
         "apiKey": place.key or NO_KEY,
@@ -184,7 +184,7 @@ def pi(place: Place) -> Setup:
 
 
 def aider(place: Place) -> Setup:
-    """aider: two files, of what the model can do and of what is sent to it."""
+    """aider: two files, with the model's limits and the parameters of its requests."""
     name = f"openai/{place.model}"
     known = {
         "max_tokens": place.max_output,
@@ -195,7 +195,7 @@ def aider(place: Place) -> Setup:
         "litellm_provider": "openai",
         "mode": "chat",
     }
-    # YAML takes JSON as it is.
+    # JSON is valid YAML.
     sent = [{"name": name, "extra_params": {"extra_headers": {"X-Session-Id": place.session}}}]
     return Setup(
         environment={"OPENAI_API_BASE": place.url, "OPENAI_API_KEY": place.key or NO_KEY},
@@ -218,4 +218,4 @@ AGENTS: Mapping[str, Agent] = {
         program="aider", install="python -m pip install aider-install && aider-install", setup=aider
     ),
 }
-"""All of them, as they are named on the command line."""
+"""All agents by their names on the command line."""

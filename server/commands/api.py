@@ -1,4 +1,4 @@
-"""A running server's API, for the commands that are its clients. Needs nothing but the standard library."""
+"""The API of a running server, for the commands that are its clients, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class ApiError(CrossturnError):
-    """The server refused, or could not be reached; the message is for people.
+    """The server refused or could not be reached; the message is one line for a terminal.
 
     Attributes:
-        status: of the response; 0 where there was none.
+        status: of the response; 0 if there was none.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -33,7 +33,7 @@ class ApiError(CrossturnError):
 
 
 def add_server(parser: ArgumentParser) -> None:
-    """Give ``parser`` the options that say which server is meant."""
+    """Add the options that select a server to ``parser``."""
     parser.add_argument(
         "--url",
         default=os.environ.get("CROSSTURN_URL", DEFAULT_URL),
@@ -68,7 +68,7 @@ class Api:
         """The JSON at ``path``.
 
         Raises:
-            ApiError: as for every method here.
+            ApiError: as all methods do.
         """
         with self.open(path) as response:
             return json.load(response)
@@ -84,7 +84,7 @@ class Api:
             return json.load(response)
 
     def download(self, path: str, to: Path) -> int:
-        """Write what is at ``path`` into a file, which is there when it is whole; returns its bytes."""
+        """Download ``path`` into a file, which appears when it is complete; its size in bytes."""
         part = to.with_name(to.name + ".part")
         try:
             with self.open(path) as response, part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""``crossturn chat``: talk to a running server in a terminal, and see under each reply what was reused."""
+"""``crossturn chat``: talk to a running server in a terminal, with what was reused below each reply."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _COMMANDS = """\
 _STYLES = {"reused": "green", "read again": "yellow", "new": "blue", "written": "magenta"}
 _WIDTH = 40
 _PATIENCE_S = 0.5
-"""A prompt that is read within that is not worth a word."""
+"""No progress is shown for a prompt that is prefilled within this time."""
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """The server, and what is asked of it."""
+    """The server, and the parameters of requests."""
     parser.add_argument("--system", default="", help="a system prompt")
     parser.add_argument("--think", action="store_true", help="let the model think")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest reply")
@@ -40,7 +40,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(chosen: Namespace) -> int:
-    """Talk until the person leaves.
+    """Talk until the user leaves.
 
     Raises:
         ApiError: the server cannot be reached at the start.
@@ -74,7 +74,7 @@ class Chat:
     """One conversation at a time.
 
     Attributes:
-        messages: what was said, without the system prompt.
+        messages: of the conversation, without the system prompt.
     """
 
     api: Api
@@ -86,7 +86,7 @@ class Chat:
     session: str = field(default_factory=lambda: f"terminal-{uuid.uuid4().hex}")
 
     def take(self, line: str) -> bool:
-        """Do what ``line`` says; False when the person leaves."""
+        """Handle ``line``; False when the user leaves."""
         command, _, rest = line.partition(" ")
         match command:
             case "":
@@ -113,7 +113,7 @@ class Chat:
         return True
 
     def _again(self, text: str | None) -> None:
-        """Go back to the person's last message, and change it to ``text``."""
+        """Go back to the user's last message, and replace it by ``text``."""
         while self.messages and self.messages[-1]["role"] != "user":
             self.messages.pop()
         if not self.messages:
@@ -147,7 +147,7 @@ class Chat:
             self.console.print(Text(f"{reply.plan['mode']}: {reply.plan['reason']}{took}", style="dim"))
 
     def _tell_progress(self, chunk: dict[str, Any], begun: float) -> None:
-        """Say on one line how far a long prompt is read."""
+        """Show the progress of a long prefill on one line."""
         read = chunk.get("prompt_progress")
         if read and self.console.is_terminal and time.monotonic() - begun > _PATIENCE_S:
             self.console.print(f"\r[dim]reading {read['processed']} of {read['total']} tokens[/]", end="")
@@ -177,7 +177,7 @@ class Chat:
 
 @dataclass
 class Reply:
-    """A reply in the making."""
+    """A reply that is being streamed."""
 
     content: str = ""
     thought: str = ""
@@ -186,7 +186,7 @@ class Reply:
     n_written: int = 0
 
     def take(self, chunk: dict[str, Any]) -> list[tuple[str, str]]:
-        """Take a chunk in; what of it is to be shown, as kind and text."""
+        """Add a chunk; the parts of it to show, as kind and text."""
         if "mode" in (chunk.get("crossturn") or {}):
             self.plan = chunk["crossturn"]
         if chunk.get("usage"):
@@ -206,7 +206,7 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply as the next request says it."""
+        """The reply as a message of the next request."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
         if self.thought:
             message["reasoning_content"] = self.thought
@@ -224,7 +224,8 @@ class Reply:
 
 
 def strip(plan: dict[str, Any], n_written: int) -> Text:
-    """What was reused, read again, new and written, to scale and in numbers."""
+    """A bar of the tokens that were reused, prefilled again, new and generated, to scale and with their
+    numbers."""
     parts = {
         "reused": plan["reused_tokens"],
         "read again": plan["shared_tokens"] - plan["reused_tokens"],

@@ -22,7 +22,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float16", "bfloat16", "float32"),
-        help="what to compute in, as of `crossturn serve`",
+        help="the dtype to compute in (default: that of `crossturn serve`)",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the table in Markdown, without paths and names"

@@ -1,4 +1,4 @@
-"""What all commands have: how the command line knows them, and sizes and times as they print them."""
+"""What all commands share: their form, and how they print sizes and times."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Command:
     """A command of ``crossturn``.
 
     Attributes:
-        name: as it is typed.
+        name: on the command line.
         help: what it does, in half a sentence.
-        add_options: gives a parser its options.
-        run: does it; the exit status. A CrossturnError is told in one line, with status 1.
+        add_options: adds its options to a parser.
+        run: runs it and returns the exit status. A CrossturnError is printed as one line, with status 1.
     """
 
     name: str

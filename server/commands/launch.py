@@ -1,4 +1,4 @@
-"""``crossturn launch``: start a coding agent against a server that is there, or against one of its own."""
+"""``crossturn launch``: start a coding agent with a running server, or with one of its own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from server.commands.api import DEFAULT_URL, Api, ApiError
 from server.commands.command import Command
 
 PRINTED = Path("/tmp/crossturn-launch")
-"""Stands for the folder of an agent that is not started."""
+"""The folder that ``--print`` shows, for an agent that is not started."""
 READY = "crossturn is ready at "
 LINGER_S = 10
-"""How long a server of ours may take to end."""
+"""How long our own server may take to end."""
 
 
 class LaunchError(CrossturnError):
@@ -33,7 +33,7 @@ class LaunchError(CrossturnError):
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Which agent, and against which server."""
+    """The agent and the server."""
     parser.usage = "crossturn launch AGENT [options] [-- ARGUMENTS]"
     parser.add_argument(
         "rest", nargs=REMAINDER, metavar="AGENT", help=f"{', '.join(AGENTS)}; behind -- its own arguments"
@@ -54,16 +54,16 @@ def _add_flags(parser: ArgumentParser) -> None:
         help="its key, if it asks for one (default: $CROSSTURN_API_KEY)",
     )
     parser.add_argument(
-        "--model", help="what a new server serves; its other settings are those of the environment"
+        "--model", help="the model of a new server; its other settings come from the environment"
     )
-    parser.add_argument("--print", action="store_true", help="show what would be set, and start nothing")
+    parser.add_argument("--print", action="store_true", help="show the configuration, and start nothing")
 
 
 def run(chosen: Namespace) -> int:
     """Start the agent and wait for its end; its exit status.
 
     Raises:
-        LaunchError: it is not installed, or there is no server.
+        LaunchError: the agent is not installed, or the server cannot be used.
     """
     arguments = _read_rest(chosen)
     agent = AGENTS[chosen.agent]
@@ -84,7 +84,7 @@ def run(chosen: Namespace) -> int:
 
 
 def _read_rest(chosen: Namespace) -> list[str]:
-    """Read the agent's name, and options of ours behind it, into ``chosen``; the rest is the agent's."""
+    """Read the agent's name, and our options after it, into ``chosen``; the rest is the agent's."""
     at = chosen.rest.index("--") if "--" in chosen.rest else len(chosen.rest)
     parser = ArgumentParser(prog="crossturn launch", allow_abbrev=False)
     parser.add_argument("agent", choices=list(AGENTS))
@@ -94,7 +94,7 @@ def _read_rest(chosen: Namespace) -> list[str]:
 
 
 def shown(agent: Agent, setup: Setup, arguments: list[str], folder: Path) -> str:
-    """What would be set, in a shell's words."""
+    """The configuration as a shell would set it."""
     lines = [
         f"# {folder / name}, while the agent runs:\n{text.rstrip()}" for name, text in setup.files.items()
     ]
@@ -110,13 +110,13 @@ def _run(api: Api, command: list[str], setup: Setup, folder: Path) -> int:
     for name, text in setup.files.items():
         (folder / name).write_text(text, encoding="utf-8")
     before = api.get("/v1/stats")
-    # Ctrl-C is the agent's; what it does with it, its exit status tells.
+    # Ctrl-C is for the agent; its exit status tells how it ended.
     taken = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         status = subprocess.Popen(command, env=_environment(setup), preexec_fn=_give_back_interrupts).wait()
     finally:
         signal.signal(signal.SIGINT, taken)
-    with suppress(ApiError):  # somebody may have stopped it meanwhile
+    with suppress(ApiError):  # the server may have been stopped meanwhile
         print(reused(before, api.get("/v1/stats")), file=sys.stderr)
     return status if status >= 0 else 128 - status
 
@@ -131,7 +131,7 @@ def _environment(setup: Setup) -> dict[str, str]:
 
 
 def reused(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What the server has done in between, in a line."""
+    """What the server has reused between two statistics, in one line."""
     n_prompt, n_reused, n_written = (
         after[name] - before[name] for name in ("prompt_tokens", "reused_tokens", "generated_tokens")
     )
@@ -145,7 +145,8 @@ def reused(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def session_of(folder: Path) -> str:
-    """A name for the conversations of agents that name none: they are gone on with from the same folder."""
+    """A session name for agents that do not send one: it depends on the folder, so that they continue
+    there."""
     return f"launch-{hashlib.blake2b(bytes(folder), digest_size=8).hexdigest()}"
 
 
@@ -174,13 +175,13 @@ def _example(chosen: Namespace) -> Place:
 
 
 def _found(chosen: Namespace) -> Api | None:
-    """The server that is meant, or one that answers at the usual place.
+    """The server that was named, or one that answers at the default URL.
 
     Raises:
-        ApiError: the one that is meant does not answer, or refuses.
+        ApiError: the named server does not answer, or refuses.
     """
     if chosen.url is None and chosen.model is not None:
-        return None  # whoever names a model, and no server, wants a server of that model
+        return None  # a model without a server asks for a new server with that model
     api = Api(chosen.url or DEFAULT_URL, chosen.api_key)
     try:
         api.get("/v1/models")
@@ -193,7 +194,7 @@ def _found(chosen: Namespace) -> Api | None:
 
 @contextmanager
 def _running(api: Api | None, chosen: Namespace) -> Iterator[Api]:
-    """``api``, or a new server that ends with this."""
+    """``api``, or a new server that ends with the context."""
     if api is not None:
         yield api
         return
@@ -205,13 +206,13 @@ def _running(api: Api | None, chosen: Namespace) -> Iterator[Api]:
 def _own_server(model: str | None) -> Iterator[str]:
     options = ["--port", "0", "--log-level", "warning", *(["--model", model] if model else [])]
     command = [sys.executable, "-m", "server.cli", "serve", *options]
-    # In a group of its own: Ctrl-C in the terminal is for the agent.
+    # In a process group of its own, because Ctrl-C is for the agent.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             line = next((line for line in process.stdout if line.startswith(READY)), None)
             if line is None:
-                raise LaunchError(f"the server has ended with status {process.wait()}; it said why above")
+                raise LaunchError(f"the server has ended with status {process.wait()}; see its message above")
             print(line.rstrip(), file=sys.stderr)
             yield line.removeprefix(READY).split()[0]
         finally:

@@ -1,4 +1,4 @@
-"""``crossturn models``: what is on this machine, and whether it can run here."""
+"""``crossturn models``: the models on this machine, and whether they can run here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads the settings: flags, before the environment (``CROSSTURN_PORT``), before the file of ``--config``."""
+"""Reads the settings: flags override the environment (``CROSSTURN_PORT``), which overrides the file of
+``--config``."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ PREFIX = "CROSSTURN_"
 
 
 class OptionError(CrossturnError):
-    """An option is wrong; the message names it as it was given."""
+    """An option is invalid; the message names it as it was given."""
 
 
 class _Sourced(Settings, BaseSettings):
-    """Settings that look for themselves in flags and in the environment."""
+    """Settings that are read from flags and from the environment."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_prefix_target="all",  # else CROSSTURN_API_KEY would also be looked for as API_KEY
+        env_prefix_target="all",  # otherwise API_KEY would be read as well as CROSSTURN_API_KEY
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
@@ -43,7 +44,7 @@ class _Sourced(Settings, BaseSettings):
 
 
 def add_settings(parser: ArgumentParser) -> None:
-    """Give ``parser`` a flag for every setting, under its section's heading."""
+    """Add a flag for every setting to ``parser``, under the heading of its section."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -58,9 +59,9 @@ def add_settings(parser: ArgumentParser) -> None:
 
 
 def settings_of(chosen: Namespace) -> Settings:
-    """The settings that the parsed options, the environment and the file stand for.
+    """The settings from the parsed options, the environment and the file.
 
-    Ends the process with status 2 and a sentence when one of them is wrong, as argparse does.
+    Ends the process with a message and status 2 when one of them is invalid, as argparse does.
     """
     refuse: Callable[[str], NoReturn] = chosen.refuse
     try:
@@ -73,7 +74,7 @@ def read(source: CliSettingsSource[ArgumentParser], chosen: Namespace, config: s
     """The settings.
 
     Raises:
-        OptionError: one of them is wrong, or the file cannot be read.
+        OptionError: one of them is invalid, or the file cannot be read.
     """
     filed = {} if config is None else _from_file(Path(config).expanduser())
 
@@ -100,7 +101,7 @@ def read_file(path: Path) -> Settings:
     """The settings in a file alone.
 
     Raises:
-        OptionError: one of them is wrong, or the file cannot be read.
+        OptionError: one of them is invalid, or the file cannot be read.
     """
     try:
         return Settings.model_validate(_from_file(path))
@@ -135,7 +136,7 @@ def _known(name: str, section: type[Section] | type[Settings], where: str) -> st
 
 
 def _add_flag(groups: Mapping[type[Section], Any], parser: Any, *flags: str, **kwargs: Any) -> Any:
-    """As argparse's own ``add_argument``, but under a heading, and with a help text for people."""
+    """Like argparse's own ``add_argument``, but under a heading, and with a readable help text."""
     name = kwargs.get("dest", "")
     section = next((section for section in SECTIONS if name in section.model_fields), None)
     if section is None:
@@ -148,12 +149,12 @@ def _add_flag(groups: Mapping[type[Section], Any], parser: Any, *flags: str, **k
     if "metavar" in kwargs:
         kwargs["metavar"] = _metavar(name, field.annotation)
     if len(flags) > 1:
-        flags = flags[::-1]  # a repeatable flag is called by one of its names
+        flags = flags[::-1]  # a repeatable flag is named in the singular
     return groups[section].add_argument(*flags, **kwargs)
 
 
 def _metavar(name: str, annotation: object) -> str:
-    """What stands for the value of an option in ``--help``: the choices, or a word for its kind."""
+    """The placeholder of an option's value in ``--help``: its choices, or a word for its type."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(str(choice) for choice in get_args(annotation)) + "}"
     if annotation is ByteSize:
@@ -183,7 +184,7 @@ def _told(default: object) -> str:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first mistake, with the flag's name."""
+    """The first error, with the name of the flag."""
     detail = error.errors(include_url=False)[0]
     name = str(detail["loc"][0])
     message = str(detail["msg"]).removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""``crossturn pack``: reads a system prompt and tools before anyone asks, into a file for ``--preload``."""
+"""``crossturn pack``: prefills a system prompt and tools into a file for ``--preload``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PackError(CrossturnError):
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """The messages, the file, and all settings: the model and its options must be those of the server."""
+    """The messages, the file, and all settings: the model and its options must match the server's."""
     parser.add_argument(
         "--messages",
         type=Path,
@@ -39,7 +39,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(chosen: Namespace) -> int:
-    """Load the model, read the prompt, write the file.
+    """Load the model, prefill the prompt, write the file.
 
     Raises:
         CrossturnError: the messages, the model or the file cannot be used.
@@ -67,7 +67,7 @@ def run(chosen: Namespace) -> int:
 
 
 def known_beginning(chat: ChatFormat, body: dict[str, Any]) -> RenderedPrompt:
-    """What every prompt with these messages and tools begins with, whatever is said next.
+    """The common beginning of all prompts with these messages and tools.
 
     Raises:
         InputError: the template cannot render them.
@@ -100,7 +100,7 @@ def _pack(engine: Engine, prompt: RenderedPrompt, output: Path) -> int:
     engine.read_ahead(WarmRequest(id="pack", slot=SlotKey.PRELOADED, prompt=prompt))
     while (departure := engine.call(lambda store: store.depart(SlotKey.PRELOADED)).result()) is None:
         if engine.call(lambda store: store.counters.n_drops).result():
-            raise PackError("the prompt could not be read; the log says why")
+            raise PackError("the prompt could not be prefilled; see the log")
         time.sleep(_LOOK_S)
     try:
         with output.open("wb") as file:
@@ -112,7 +112,7 @@ def _pack(engine: Engine, prompt: RenderedPrompt, output: Path) -> int:
 
 
 def _alone(settings: Settings) -> Settings:
-    """Nothing is brought in from elsewhere or kept elsewhere."""
+    """The settings without anything that would be loaded from elsewhere or kept elsewhere."""
     return settings.model_copy(update={"cache_dir": None, "preload": (), "idle_prefill": True})
 
 
@@ -125,7 +125,7 @@ def _body(path: Path) -> dict[str, Any]:
         raise PackError(f"--messages: {path} is not JSON: {error}") from None
     body = {"messages": body} if isinstance(body, list) else body
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        raise PackError(f"--messages: {path} holds no list of messages")
+        raise PackError(f"--messages: {path} has no list of messages")
     return body
 
 

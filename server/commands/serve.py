@@ -31,7 +31,7 @@ def serve(settings: Settings) -> None:
     watch = SignalWatch()
     with listen(settings.host, settings.port) as listener, watch.running():
         prepare()
-        # Only now may MLX be imported, and these modules are what does it.
+        # These modules import MLX, which must not happen before.
         from server.launch import launch
         from server.telemetry.log import set_up
 

@@ -22,7 +22,7 @@ _WAIT_S = 30.0
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """A command for each thing that can be done with a service."""
+    """A subcommand for each action."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
     def add(name: str, told: str, act: Callable[[Namespace, Manager], int]) -> ArgumentParser:
@@ -36,12 +36,12 @@ def add_options(parser: ArgumentParser) -> None:
     add("stop", "stop it until the next login", _stop)
     add("status", "whether it runs, and what it serves", _status)
     logs = add("logs", "the end of its log", _logs)
-    logs.add_argument("-f", "--follow", action="store_true", help="and what comes")
+    logs.add_argument("-f", "--follow", action="store_true", help="also print new lines as they come")
     add("uninstall", "stop and remove it; conversations and settings stay", _uninstall)
 
 
 def run(chosen: Namespace) -> int:
-    """Do what was asked with this system's manager of services."""
+    """Run the action with the service manager of this system."""
     manager: Manager = Launchd() if sys.platform == "darwin" else Systemd()
     if chosen.act is not _install and not manager.is_installed:
         raise ServiceError("there is no service yet: crossturn service install")
@@ -95,7 +95,7 @@ def _uninstall(_: Namespace, manager: Manager) -> int:
 
 
 def _wait(settings: Settings, manager: Manager) -> int:
-    """Say that it is ready, or what else there is to see; its status."""
+    """Wait for the server and print whether it is ready; the exit status."""
     until = time.monotonic() + _WAIT_S
     while time.monotonic() < until:
         if models := _served(settings):
@@ -109,7 +109,7 @@ def _wait(settings: Settings, manager: Manager) -> int:
 
 
 def _served(settings: Settings) -> str:
-    """The names that a running server answers to, empty where none does."""
+    """The model names of a running server; none if it does not answer."""
     headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
     try:
         request = urllib.request.Request(f"{_url(settings)}/models", headers=headers)

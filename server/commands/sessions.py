@@ -13,13 +13,13 @@ from server.commands.command import Command, bytes_in_words, seconds_in_words
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """A subcommand for each thing to do."""
+    """A subcommand for each action."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     for name, act, text in (
         ("list", _list, "all sessions"),
         ("show", _show, "one session's conversations"),
         ("export", _export, "write a session to a file"),
-        ("import", _import, "take a file in"),
+        ("import", _import, "import a session from a file"),
         ("push", _push, "send a session to another server: only what it lacks"),
         ("delete", _delete, "forget a session"),
     ):
@@ -27,7 +27,7 @@ def add_options(parser: ArgumentParser) -> None:
         action.set_defaults(act=act)
         add_server(action)
         if name not in ("list", "import"):
-            action.add_argument("slot", help="its slot, as replies and 'sessions list' name it")
+            action.add_argument("slot", help="its slot, as in replies and in 'sessions list'")
         if name == "export":
             action.add_argument("-o", "--output", type=Path, help="the file (default: SLOT.crossturn)")
         if name == "import":
@@ -36,11 +36,11 @@ def add_options(parser: ArgumentParser) -> None:
             action.add_argument("--to", required=True, metavar="URL", help="the other server")
             action.add_argument("--to-api-key", metavar="KEY", help="the other server's key")
         if name in ("import", "push"):
-            action.add_argument("--session", help="the session key it gets there (default: none)")
+            action.add_argument("--session", help="its session key there (default: none)")
 
 
 def run(chosen: Namespace) -> int:
-    """Do what was asked.
+    """Run the action.
 
     Raises:
         ApiError: the server refuses, or cannot be reached.
@@ -108,8 +108,8 @@ SESSIONS = Command(
 
 def add_explain_options(parser: ArgumentParser) -> None:
     """The session and the server."""
-    parser.add_argument("slot", nargs="?", help="its slot (default: the one that was used last)")
-    parser.add_argument("-n", "--turns", type=int, default=10, help="so many turns (default: 10)")
+    parser.add_argument("slot", nargs="?", help="its slot (default: the one used last)")
+    parser.add_argument("-n", "--turns", type=int, default=10, help="how many turns (default: 10)")
     add_server(parser)
 
 
@@ -148,5 +148,5 @@ def _last_used(api: Api) -> str | None:
 
 
 EXPLAIN = Command(
-    "explain", "say what the last turns of a session read again, and why", add_explain_options, explain
+    "explain", "show what the last turns of a session prefilled again, and why", add_explain_options, explain
 )

@@ -23,10 +23,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(chosen: Namespace) -> int:
-    """Show until Ctrl-C.
+    """Refresh until Ctrl-C.
 
     Raises:
-        ApiError: the server cannot be reached any more.
+        ApiError: the server can no longer be reached.
     """
     api = Api.of(chosen)
     console = Console()
@@ -50,7 +50,7 @@ def run(chosen: Namespace) -> int:
 def picture(
     before: dict[str, int], now: dict[str, int], seconds: float, slots: list[dict[str, Any]], height: int
 ) -> Group:
-    """Rates of the last ``seconds`` between two statistics, and the slots that were used last."""
+    """Rates over the last ``seconds``, between two statistics, and the slots used most recently."""
 
     def rate(name: str) -> str:
         return f"{(now[name] - before[name]) / seconds:.0f}"

@@ -24,7 +24,7 @@ class Launchd:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         spec.log_file.parent.mkdir(parents=True, exist_ok=True)
         if self._is_loaded:
-            run("launchctl", "bootout", self._target)  # an older definition stays in force until then
+            run("launchctl", "bootout", self._target)  # an older definition is in force until then
         self.file.write_bytes(agent(spec))
 
     def uninstall(self) -> None:
@@ -75,7 +75,8 @@ class Launchd:
 
 
 def agent(spec: Spec) -> bytes:
-    """The agent's property list. It is restarted when it fails or is killed, not when it was told to end."""
+    """The agent's property list. The agent is restarted when it fails or is killed, not when it is
+    stopped."""
     return plistlib.dumps(
         {
             "Label": LABEL,
@@ -85,7 +86,7 @@ def agent(spec: Spec) -> bytes:
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": 10,
             "ExitTimeOut": 30,
-            # Else macOS takes it for work that may wait, and slows it down.
+            # Otherwise macOS treats it as background work and throttles it.
             "ProcessType": "Interactive",
             "StandardOutPath": str(spec.log_file),
             "StandardErrorPath": str(spec.log_file),

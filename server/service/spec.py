@@ -1,4 +1,4 @@
-"""What a background service runs: one command, and the file of settings that it reads."""
+"""What a background service runs: a command, and the settings file that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model.errors import CrossturnError
 from server.settings import SECTIONS, Settings, table_of
 
 APP = "crossturn"
-# Settings are in the file, so no CROSSTURN_ is among them; nor is a token, which others could read.
+# No CROSSTURN_ variable, as settings are in the file, and no token, which other users could read.
 _VARIABLES = (
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -38,10 +38,10 @@ class Spec:
     """One service.
 
     Attributes:
-        command: what is run.
+        command: the command line.
         settings_file: TOML, read by the command at every start.
-        log_file: where its output goes on macOS; systemd keeps a journal of its own.
-        environment: variables of the shell that it would lack, such as where models are kept.
+        log_file: of its output on macOS; systemd has its own journal.
+        environment: variables of the user's shell that it needs, such as the folder of models.
     """
 
     command: tuple[str, ...]
@@ -51,44 +51,44 @@ class Spec:
 
 
 class Manager(Protocol):
-    """What keeps services running on one system."""
+    """The service manager of a system."""
 
     def install(self, spec: Spec) -> None:
-        """Write its definition, over an older one, and have it started at every login."""
+        """Write its definition, replacing an older one, and enable it at every login."""
 
     def uninstall(self) -> None:
         """Stop it and remove its definition."""
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start it, or restart it."""
 
     def stop(self) -> None:
         """Stop it until the next login."""
 
     @property
     def is_installed(self) -> bool:
-        """Its definition is there."""
+        """Whether its definition exists."""
         ...
 
     def state(self) -> str:
-        """A word or a few for people."""
+        """Its state in a few words."""
         ...
 
     def log_command(self, *, follow: bool) -> Sequence[str]:
-        """A command that shows its log."""
+        """The command that shows its log."""
         ...
 
 
 def spec() -> Spec:
-    """The service of the Python that runs now.
+    """The service for the running Python.
 
     Raises:
-        ServiceError: it is one that will be gone soon.
+        ServiceError: this Python is in a temporary environment.
     """
     if "archive-v0" in Path(sys.prefix).parts:
         raise ServiceError(
-            "this crossturn was unpacked by uvx for one run: install it (uv tool install crossturn) and "
-            "say that again"
+            "this crossturn is in a temporary environment of uvx: install it (uv tool install crossturn) and "
+            "try again"
         )
     settings_file = user_config_path(APP) / "service.toml"
     # -P: a folder named `server` in the working directory is not ours.
@@ -98,12 +98,12 @@ def spec() -> Spec:
 
 
 def write_settings(settings: Settings, file: Path) -> Settings:
-    """Keep what was chosen in ``file``, readable by its owner alone: there may be API keys in it.
+    """Write the chosen settings to ``file``, readable only by its owner because it may contain API keys.
 
-    A service keeps conversations on disk unless it is told where or how much: it is restarted by machines.
+    A service keeps conversations on disk by default, because it may be restarted at any time.
 
     Returns:
-        What is written.
+        The written settings.
     """
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     given.setdefault("cache_dir", user_cache_path(APP) / "conversations")
@@ -122,10 +122,10 @@ def write_settings(settings: Settings, file: Path) -> Settings:
 
 
 def run(*command: str) -> str:
-    """The output of a command of the system.
+    """The output of a system command.
 
     Raises:
-        ServiceError: it failed, or is not there.
+        ServiceError: it failed, or is not installed.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -143,4 +143,4 @@ def _toml(value: object) -> str:
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     text = str(value.resolve()) if isinstance(value, Path) else str(value)
-    return json.dumps(text)  # a basic string of TOML's is written as one of JSON's
+    return json.dumps(text)  # a basic string in TOML is written as in JSON

@@ -52,7 +52,7 @@ class Systemd:
 
 
 def unit(spec: Spec) -> str:
-    """The unit's file. It is restarted when it fails or is killed, not when it was told to end."""
+    """The unit file. The unit is restarted when it fails or is killed, not when it is stopped."""
     run_line = f"ExecStart={' '.join(_quoted(part).replace('$', '$$') for part in spec.command)}"
     variables = [f"Environment={_quoted(f'{name}={value}')}" for name, value in spec.environment.items()]
     lines = "\n".join([run_line, *variables])
@@ -79,6 +79,6 @@ WantedBy=default.target
 
 
 def _quoted(part: str) -> str:
-    """One word, as systemd reads it."""
+    """``part`` in systemd's quotes."""
     escaped = part.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
