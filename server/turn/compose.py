@@ -12,9 +12,8 @@ from model.errors import InputError, PromptTooLongError
 from model.text.chat import RenderedPrompt
 from server.events import GenerationRequest, ReplyFormat
 from server.settings import Settings
-from server.turn.form import ToolUse, grammar_of, has_form, schema_note, tool_use_of
 from server.turn.served import Served, sampling_params
-from server.turn.turn import Thinking, Turn, named_as
+from server.turn.turn import Thinking, ToolUse, Turn, grammar_of, has_form, named_as, schema_note, tool_use_of
 
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 """Variables of the template that only a turn's own attributes may set."""

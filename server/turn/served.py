@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from model.errors import CheckpointError, InputError, PromptTooLongError
 from model.sampling import SamplingParams
 from model.text.chat import RenderedPrompt
-from model.text.grammar.calls import TextForm
 from server.client import ModelInfo
 from server.errors import NotFoundError
-from server.turn.turn import Sampling
+from server.turn.turn import GrammarWriter, Sampling
 
 
 class ChatRenderer(Protocol):
@@ -76,31 +75,6 @@ class TokenTable(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token."""
-        ...
-
-
-class GrammarWriter(Protocol):
-    """Compiles schemas to grammars; implemented by :class:`model.text.grammar.compiler.GrammarCompiler`."""
-
-    def json(
-        self, schema: Mapping[str, Any], *, is_strict: bool = False, max_string_chars: int | None = None
-    ) -> str:
-        """The grammar of JSON. Raises InputError, naming the keyword, for what cannot be enforced."""
-        ...
-
-    def calls(
-        self,
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        parallel: bool = True,
-        text_before: bool = False,
-        answer: Mapping[str, Any] | None = None,
-        answer_is_strict: bool = False,
-        max_string_chars: int | None = None,
-        forms: Mapping[str, TextForm] | None = None,
-        places: Sequence[str] | None = None,
-    ) -> str:
-        """The grammar of calls of ``tools``. Raises InputError as :meth:`json` does."""
         ...
 
 
