@@ -84,7 +84,7 @@ def _page(
     """At most ``limit`` of the ``names`` after one and before another, and whether there are more."""
     for where, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
-            raise InputError(f"'{where}' is '{name}', which is none of the models.", param=where)
+            raise InputError(f"'{where}' is '{name}', which is not one of the models.", param=where)
     start = 0 if after is None else names.index(after) + 1
     end = len(names) if before is None else names.index(before)
     chosen = names[start:end]

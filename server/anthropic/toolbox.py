@@ -90,7 +90,7 @@ class Toolbox:
 
     def _find(self, name: str, where: str) -> Definition:
         if name not in self._known:
-            raise InputError(f"'{where}' names '{name}', which is none of the tools.", param=where)
+            raise InputError(f"'{where}' names '{name}', which is not one of the tools.", param=where)
         return self._known[name]
 
 

@@ -44,7 +44,7 @@ def run(chosen: Namespace) -> int:
     """Run the action with the service manager of this system."""
     manager: Manager = Launchd() if sys.platform == "darwin" else Systemd()
     if chosen.act is not _install and not manager.is_installed:
-        raise ServiceError("there is no service yet: crossturn service install")
+        raise ServiceError("the service is not installed; install it with: crossturn service install")
     status: int = chosen.act(chosen, manager)
     return status
 
@@ -85,7 +85,7 @@ def _logs(chosen: Namespace, manager: Manager) -> int:
     except KeyboardInterrupt:
         return 0
     except FileNotFoundError as error:
-        raise ServiceError(f"there is no {error.filename} here") from error
+        raise ServiceError(f"{error.filename} is not installed") from error
 
 
 def _uninstall(_: Namespace, manager: Manager) -> int:
@@ -102,9 +102,9 @@ def _wait(settings: Settings, manager: Manager) -> int:
             print(f"it serves {models} at {_url(settings)}")
             return 0
         if manager.state() in {"failed", "inactive"}:
-            raise ServiceError("it ended at once: crossturn service logs")
+            raise ServiceError("it exited at once; see: crossturn service logs")
         time.sleep(0.5)
-    print("it is still loading: crossturn service status, crossturn service logs --follow")
+    print("it is still loading; see: crossturn service status, crossturn service logs --follow")
     return 0
 
 

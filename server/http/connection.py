@@ -174,7 +174,7 @@ class Gate:
 
     def _check(self, headers: Headers) -> None:
         if "content-length" in headers and "transfer-encoding" in headers:
-            raise InputError("A request has either a Content-Length or a Transfer-Encoding.")
+            raise InputError("A request must not have both Content-Length and Transfer-Encoding.")
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
             raise HeadTooLargeError(f"The headers are longer than {MAX_HEAD_BYTES} bytes.")
         host = headers.get("host", "")

@@ -94,7 +94,7 @@ class Keys:
         digest = _digest(given)
         known = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
         if not known:
-            raise AuthenticationError("This API key is not known here.", code="invalid_api_key")
+            raise AuthenticationError("This API key is not valid.", code="invalid_api_key")
         return known[0].tenant
 
 
@@ -172,14 +172,14 @@ async def authorise_figures(
     if wanted is not None:
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             raise AuthenticationError(
-                "The key that --metrics-key names is needed here.", code="invalid_api_key"
+                "This endpoint needs the key that --metrics-key sets.", code="invalid_api_key"
             )
         return
     keys: Keys = request.app.state.keys
     keys.tenant_of(given)
     if keys.are_several:
         raise ForbiddenError(
-            "These are the figures of all API keys together; a key of its own, --metrics-key, reads them.",
+            "These figures cover all API keys: only the key that --metrics-key sets may read them.",
             code="metrics_key_needed",
         )
 

@@ -86,7 +86,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def get_response(tenant: Tenant, response_id: str, stream: str = "false") -> JSONResponse:
         if stream.lower() not in ("false", "0", ""):
-            raise InputError("A response that is over cannot be streamed again.", param="stream")
+            raise InputError("A completed response cannot be streamed again.", param="stream")
         record = _found(response_id, await gateway.on_worker(shelf.store.find, tenant, response_id))
         return JSONResponse(record.response)
 

@@ -116,7 +116,9 @@ def _add_to(said: _Said, item: Item, where: str, open_sealed: Open) -> bool:
     match item:
         case MessageItem(role="assistant"):
             if _has_pictures(item.content):
-                raise InputError(f"'{where}': an assistant's message is text.", param=f"{where}.content")
+                raise InputError(
+                    f"'{where}': a message of the assistant can only be text.", param=f"{where}.content"
+                )
             said.texts.append(_plain(item.content))
         case ReasoningItem():
             thought = _thought(item, where, open_sealed)
@@ -221,7 +223,7 @@ def _thought(item: ReasoningItem, where: str, open_sealed: Open) -> str:
     summary = BETWEEN.join(part.text for part in item.summary or ())
     if sealed is None and not summary:
         raise InputError(
-            f"'{where}.encrypted_content' was not made by this server, or before it was started anew.",
+            f"'{where}.encrypted_content' was made by another server, or before this one was restarted.",
             param=f"{where}.encrypted_content",
             code="invalid_encrypted_content",
         )

@@ -147,7 +147,7 @@ class Toolbox:
         if tool.namespace is None and len(alike) == 1:
             return alike[0]
         raise InputError(
-            f"'{where}.name' names '{tool.name}', which is none of the tools.", param=f"{where}.name"
+            f"'{where}.name' names '{tool.name}', which is not one of the tools.", param=f"{where}.name"
         )
 
 

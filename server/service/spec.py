@@ -130,7 +130,7 @@ def run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise ServiceError(f"there is no {command[0]} here") from error
+        raise ServiceError(f"{command[0]} is not installed") from error
     if done.returncode:
         told = " ".join((done.stderr or done.stdout).split())
         raise ServiceError(f"{' '.join(command)} failed: {told or f'status {done.returncode}'}")

@@ -306,7 +306,7 @@ def _callable(choice: ToolChoice, by_name: Mapping[str, dict[str, Any]]) -> list
     for i, name in enumerate(choice.names):
         if name not in by_name:
             where = f"tool_choice.names[{i}]"
-            raise InputError(f"'{where}' names '{name}', which is none of the tools.", param=where)
+            raise InputError(f"'{where}' names '{name}', which is not one of the tools.", param=where)
     return [by_name[name] for name in dict.fromkeys(choice.names)]
 
 

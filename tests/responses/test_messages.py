@@ -251,7 +251,7 @@ def test_every_form_of_tool_choice_is_understood(
     ],
 )
 def test_a_choice_of_a_tool_that_is_not_there_is_refused(choice: Any, param: str) -> None:
-    with pytest.raises(InputError, match="none of the tools") as caught:
+    with pytest.raises(InputError, match="not one of the tools") as caught:
         decoded({"input": "Hi", "tools": [FUNCTION], "tool_choice": choice})
     assert caught.value.param == param
 

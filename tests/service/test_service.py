@@ -187,7 +187,10 @@ def test_without_a_service_there_is_one_line(
 ) -> None:
     on(platform, monkeypatch)
     assert main(["service", action]) == 1
-    assert capsys.readouterr().err == "crossturn: there is no service yet: crossturn service install\n"
+    assert (
+        capsys.readouterr().err
+        == "crossturn: the service is not installed; install it with: crossturn service install\n"
+    )
 
 
 def test_a_system_without_a_manager_is_one_line(
@@ -196,7 +199,7 @@ def test_a_system_without_a_manager_is_one_line(
     on("linux", monkeypatch)
     monkeypatch.setenv("PATH", str(home))
     assert main(["service", "install"]) == 1
-    assert capsys.readouterr().err == "crossturn: there is no systemctl here\n"
+    assert capsys.readouterr().err == "crossturn: systemctl is not installed\n"
 
 
 def test_a_manager_that_refuses_is_quoted_in_one_line(home: Path) -> None:
