@@ -19,7 +19,7 @@ from model.backend import detect
 from model.batch import Members, merge
 from model.checkpoint.config import ModelConfig, config_from
 from model.checkpoint.load import load
-from model.devices.cpu import attention, rows
+from model.devices.cpu import attention, device, rows
 from model.devices.cpu.attention import CpuAttention
 from model.devices.cpu.gdn import CpuGdn
 from model.devices.cpu.network import CpuFeedForward, CpuStep
@@ -264,10 +264,13 @@ def test_rows_written_at_once_stand_where_appended_ones_would(kv_bits: int) -> N
 
 
 @pytest.mark.parametrize("kv_bits", [None, 8])
-@pytest.mark.parametrize("n_tokens", [1, 2, 7, 31, 32, 64])
+@pytest.mark.parametrize(
+    ("n_tokens", "n_cores"), [(1, 2), (2, 2), (7, 2), (31, 2), (32, 3), (64, 2), (64, 3)]
+)
 def test_a_few_tokens_after_others_are_read_as_a_prompt_is(
-    n_tokens: int, kv_bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_tokens: int, n_cores: int, kv_bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(device, "n_usable_cores", lambda: n_cores)
     model = load(tiny.write_text(tmp_path), kv_bits=kv_bits)
     ids = np.random.default_rng(n_tokens).integers(0, 200, 90 + n_tokens).astype(np.uint32)
     wanted_at = sorted({90 + (n_tokens + 1) // 2, 90 + n_tokens})
