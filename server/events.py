@@ -80,6 +80,10 @@ class WarmRequest:
     prompt: RenderedPrompt
 
 
+Prompted = GenerationRequest | WarmRequest
+"""Whatever has a prompt to plan and prefill."""
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """Where a prompt diverged from what its session retains; for the session's owner only.

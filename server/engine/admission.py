@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from cache.store import Store
-from server.engine.prefill import Prefiller
-from server.engine.ticket import Ticket
-from server.events import Failed, GenerationRequest, WarmRequest
+from server.events import Emit, Failed, GenerationRequest, WarmRequest
 from server.settings import EngineSettings, SecondsOrNone
 
 MAX_PASSED = 16
@@ -60,6 +58,29 @@ class LoopOptions(EngineSettings):
         return cls.model_validate({name: getattr(settings, name) for name in EngineSettings.model_fields})
 
 
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A client's request, where its events go, and how far it has come.
+
+    Attributes:
+        arrived_at: seconds of the engine's clock.
+        is_planned: the plan was emitted.
+        is_answered: a part of a reply was emitted.
+        is_over: the last event was emitted.
+        n_passed: how many later requests were admitted because this one did not fit.
+        n_starts: how often the request was begun; twice if memory ran out the first time.
+    """
+
+    request: GenerationRequest
+    emit: Emit
+    arrived_at: float = 0.0
+    is_planned: bool = False
+    is_answered: bool = False
+    is_over: bool = False
+    n_passed: int = 0
+    n_starts: int = 0
+
+
 class Admission:
     """Owns the requests that wait, and the prompts to read ahead when none does.
 
@@ -93,24 +114,18 @@ class Admission:
 
     def take(
         self,
-        running: Sequence[Ticket],
-        prefiller: Prefiller,
-        n_suffix: Callable[[GenerationRequest], int],
+        decoding: Sequence[Ticket],
+        prefilling: Sequence[Ticket],
+        may_join: Callable[[GenerationRequest], bool],
     ) -> Ticket | None:
         """The next request that fits beside what runs, which no longer waits; None if there is none.
 
         Args:
-            running: the ticket of each reply that is being decoded.
-            prefiller: knows the prompts that are being prefilled.
-            n_suffix: returns how many tokens of a request's prompt must be fed.
+            decoding: the ticket of each reply that is being decoded.
+            prefilling: those of the prompts that are being prefilled.
+            may_join: whether a request's prompt may be prefilled now.
         """
-
-        def fits(request: GenerationRequest) -> bool:
-            return self._fits(request, running, prefiller.tickets) and prefiller.may_join(
-                request.prompt.ids, lambda: n_suffix(request)
-            )
-
-        return self.line.take(fits)
+        return self.line.take(lambda request: self._fits(request, decoding, prefilling) and may_join(request))
 
     def add_ahead(self, request: WarmRequest) -> None:
         """Queue a prompt to read ahead; it replaces an earlier one of the same slot."""

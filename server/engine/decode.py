@@ -27,10 +27,10 @@ from model.batch import DecodeBatch
 from model.forward import Forward
 from model.logits import Logprobs, arrays_of
 from model.state import Checkpoint, State
+from server.engine.admission import Ticket
 from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
 from server.engine.picking import Checked, check, logprobs_for, pick
-from server.engine.reply import Reply, tickets_of
-from server.engine.ticket import Outbox, Ticket
+from server.engine.reply import Outbox, Reply, tickets_of
 from server.events import TokenLogprob
 
 log = logging.getLogger("crossturn.engine")

@@ -17,12 +17,11 @@ from cache.store import Store
 from model.errors import GrammarError, InputError
 from model.text.chat import RenderedPrompt
 from server.client import EngineStats
-from server.engine.admission import RETRY_AFTER_S, Admission
+from server.engine.admission import RETRY_AFTER_S, Admission, Ticket
 from server.engine.decode import Decoder
 from server.engine.prefill import Prefiller
-from server.engine.reply import Reply
-from server.engine.ticket import Outbox, Prompted, Ticket
-from server.events import Failed, WarmRequest
+from server.engine.reply import Outbox, Reply
+from server.events import Failed, Prompted, WarmRequest
 
 log = logging.getLogger("crossturn.engine")
 

@@ -15,14 +15,13 @@ from cache.store import Store
 from model.forward import Forward
 from model.text.tokenizer import TextTokenizer
 from server.client import EngineStats
-from server.engine.admission import Admission, LoopOptions
+from server.engine.admission import Admission, LoopOptions, Ticket
 from server.engine.decode import Decoder
 from server.engine.drafting import Drafting
 from server.engine.inflight import InFlight
 from server.engine.planning import Planner
 from server.engine.prefill import Prefill, Prefiller
-from server.engine.reply import Grammars, Reply, ReplyMaker, Siblings, tickets_of
-from server.engine.ticket import Outbox, Ticket
+from server.engine.reply import Grammars, Outbox, Reply, ReplyMaker, Siblings, tickets_of
 from server.events import Emit, GenerationRequest, Planned, PlanReport, WarmRequest
 
 PREFILL_S = 1.0
@@ -144,10 +143,14 @@ class EngineLoop:
         if self._admission.line:
             self._in_flight.stop_reading_ahead()
             decoding = [reply.siblings.ticket for reply in self._decoder.replies]
-            while ticket := self._admission.take(decoding, self._prefiller, self._planner.n_suffix):
+            while ticket := self._admission.take(decoding, self._prefiller.tickets, self._may_join):
                 self._begin(ticket)
         elif self._admission.has_ahead and not self._prefiller.prefills and not self._decoder.replies:
             self._begin_ahead(self._admission.take_ahead())
+
+    def _may_join(self, request: GenerationRequest) -> bool:
+        """Whether a prompt may be prefilled now."""
+        return self._prefiller.may_join(request.prompt.ids, lambda: self._planner.n_suffix(request))
 
     def _begin(self, ticket: Ticket) -> None:
         """Plan a client's prompt, take the state that the plan names, and start the prefill."""

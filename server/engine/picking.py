@@ -1,16 +1,25 @@
-"""Chooses the next tokens of replies from the model's logits: masks, samples, and verifies drafts."""
+"""Chooses the next tokens of replies from the model's logits: constrains, samples, and verifies drafts.
+
+Two constraints can override the model: a thought is closed when its budget is spent, and after the thought a
+grammar masks what does not fit it. A reply with a grammar cannot end inside its thought: there an end token
+is swapped for the tokens that close the thought, and the grammar begins.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
 from model.logits import Logprobs, logprobs_of
 from model.sampling import Sampler, Swap, sample_rows
-from server.engine.reply import Reply
+from model.text.grammar.masks import Grammar
+from model.text.reply import ReplyReader
+
+if TYPE_CHECKING:
+    from server.engine.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +112,60 @@ def _mask(reply: Reply, vocab_size: int) -> mx.array | None:
     except BaseException as fault:  # in the grammar: fails this reply alone
         reply.fail(fault)
         return None
+
+
+class Constraint:
+    """What the next token of one reply may be, by what its reader has parsed so far.
+
+    Args:
+        reader: has parsed every token before the next is masked.
+        max_thought_tokens: tokens after which the thought is closed; None for no limit.
+        closing_ids: the tokens that close it.
+        grammar: what the content must match; None for anything.
+        end_ids: the tokens that end a reply, or only the thought of one with a grammar.
+    """
+
+    def __init__(
+        self,
+        reader: ReplyReader,
+        *,
+        max_thought_tokens: int | None,
+        closing_ids: Sequence[int],
+        grammar: Grammar | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        self._reader = reader
+        self._max_thought_tokens = max_thought_tokens
+        self._closing_ids = tuple(closing_ids)
+        self._forced: list[int] = []
+        self._grammar = grammar
+        self._end_ids = mx.array(list(end_ids), dtype=mx.uint32)
+        self._was_swapped: mx.array | None = None  # lazy bool, of the token sampled last
+        self._n_accepted = 0
+
+    def mask(self, vocab_size: int) -> mx.array | None:
+        """Which tokens may come next, [V] bool; None if all may. Called once for each token."""
+        if self._was_swapped is not None and self._was_swapped.item():
+            self._forced = list(self._closing_ids[1:])
+        elif not self._forced and self._is_spent():
+            self._forced = list(self._closing_ids)
+        self._was_swapped = None
+        if self._forced:
+            return mx.arange(vocab_size) == self._forced.pop(0)
+        if self._grammar is None or self._reader.in_thought:
+            return None
+        for token_id in self._reader.content_ids[self._n_accepted :]:
+            self._grammar.accept(token_id)
+        self._n_accepted = len(self._reader.content_ids)
+        return self._grammar.mask()
+
+    def swap(self, token: mx.array) -> mx.array:
+        """What is fed in place of ``token``, which was sampled under the last mask (lazy scalar)."""
+        if self._grammar is None or not self._reader.in_thought:
+            return token
+        self._was_swapped = mx.any(token == self._end_ids)
+        return mx.where(self._was_swapped, self._closing_ids[0], token).astype(token.dtype)
+
+    def _is_spent(self) -> bool:
+        budget = self._max_thought_tokens
+        return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget

@@ -20,8 +20,7 @@ from cache.selection import Choice
 from cache.store import Store
 from model.text.chat import RenderedPrompt
 from model.text.tokenizer import TextTokenizer
-from server.engine.ticket import Prompted
-from server.events import Divergence, PlanReport, WarmRequest
+from server.events import Divergence, PlanReport, Prompted, WarmRequest
 
 _CONTEXT_TOKENS = 32
 """Tokens before the divergence that are quoted along, so that lookup finds the place."""

@@ -14,8 +14,8 @@ from cache.planner import longest_common_token_prefix
 from model.forward import Forward, Part
 from model.state import State
 from model.text.grammar.masks import Grammar
-from server.engine.ticket import Prompted, Ticket
-from server.events import Prefilling
+from server.engine.admission import Ticket
+from server.events import Prefilling, Prompted
 
 OVERTAKE_FACTOR = 4
 """A prompt overtakes one that has at least so many times its length left."""

@@ -1,15 +1,16 @@
-"""A reply while it is being decoded: its tokens, its text, the constraints on its next token, and its end.
+"""A reply while it is being decoded: its tokens, its text, how it is emitted, and how it ends.
 
-Two constraints can override the model: a thought is closed when its budget is spent, and after the thought a
-grammar masks what does not fit it. A reply with a grammar cannot end inside its thought: there an end token
-is swapped for the tokens that close the thought, and the grammar begins.
+An event wakes the event loop's thread, and decoding tokens to text is slow when its code has left the CPU's
+caches. Both are expensive next to a decode step of a few milliseconds. So new tokens of all replies are held
+back until an interval has passed, and only then turned into text and emitted together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -23,9 +24,19 @@ from model.text.deltas import Delta, joined
 from model.text.grammar.masks import Grammar, GrammarTable
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.tokenizer import TextTokenizer
+from server.engine.admission import Ticket
 from server.engine.drafting import Drafting, Speculation
-from server.engine.ticket import Ticket
-from server.events import Emit, Finished, FinishReason, GenerationRequest, Progress, ReplyFormat, TokenLogprob
+from server.engine.picking import Constraint
+from server.events import (
+    Emit,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Progress,
+    ReplyFormat,
+    TokenLogprob,
+)
 
 STOP_STATE_GAP = 32
 """Generated tokens between two checkpoints kept for stop strings: at most so many are fed again after a cut,
@@ -209,66 +220,72 @@ class Reply:
             self.running.rewind(self.running.ring.at(lengths[-1]))
 
 
-class Constraint:
-    """What the next token of one reply may be, by what its reader has parsed so far.
-
-    Args:
-        reader: has parsed every token before the next is masked.
-        max_thought_tokens: tokens after which the thought is closed; None for no limit.
-        closing_ids: the tokens that close it.
-        grammar: what the content must match; None for anything.
-        end_ids: the tokens that end a reply, or only the thought of one with a grammar.
-    """
-
-    def __init__(
-        self,
-        reader: ReplyReader,
-        *,
-        max_thought_tokens: int | None,
-        closing_ids: Sequence[int],
-        grammar: Grammar | None = None,
-        end_ids: Sequence[int] = (),
-    ) -> None:
-        self._reader = reader
-        self._max_thought_tokens = max_thought_tokens
-        self._closing_ids = tuple(closing_ids)
-        self._forced: list[int] = []
-        self._grammar = grammar
-        self._end_ids = mx.array(list(end_ids), dtype=mx.uint32)
-        self._was_swapped: mx.array | None = None  # lazy bool, of the token sampled last
-        self._n_accepted = 0
-
-    def mask(self, vocab_size: int) -> mx.array | None:
-        """Which tokens may come next, [V] bool; None if all may. Called once for each token."""
-        if self._was_swapped is not None and self._was_swapped.item():
-            self._forced = list(self._closing_ids[1:])
-        elif not self._forced and self._is_spent():
-            self._forced = list(self._closing_ids)
-        self._was_swapped = None
-        if self._forced:
-            return mx.arange(vocab_size) == self._forced.pop(0)
-        if self._grammar is None or self._reader.in_thought:
-            return None
-        for token_id in self._reader.content_ids[self._n_accepted :]:
-            self._grammar.accept(token_id)
-        self._n_accepted = len(self._reader.content_ids)
-        return self._grammar.mask()
-
-    def swap(self, token: mx.array) -> mx.array:
-        """What is fed in place of ``token``, which was sampled under the last mask (lazy scalar)."""
-        if self._grammar is None or not self._reader.in_thought:
-            return token
-        self._was_swapped = mx.any(token == self._end_ids)
-        return mx.where(self._was_swapped, self._closing_ids[0], token).astype(token.dtype)
-
-    def _is_spent(self) -> bool:
-        budget = self._max_thought_tokens
-        return budget is not None and self._reader.in_thought and self._reader.n_reasoning_tokens >= budget
-
-
 def tickets_of(replies: Iterable[Reply]) -> list[Ticket]:
     """The requests of ``replies``, each once."""
     return list(dict.fromkeys(reply.siblings.ticket for reply in replies))
+
+
+class Growing(Protocol):
+    """A reply that gains tokens."""
+
+    @property
+    def emit(self) -> Emit:
+        """Where its events go."""
+        ...
+
+    @property
+    def n_tokens(self) -> int:
+        """Its tokens so far."""
+        ...
+
+    def take_progress(self) -> Progress:
+        """What is new since the last call. Never raises."""
+        ...
+
+
+class Outbox:
+    """Emits the events of all requests, in order: what is held back goes out before anything else.
+
+    Args:
+        interval_s: how long tokens may be held back; 0 emits each at once.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._held: dict[int, Growing] = {}  # by identity
+        self._has_first_token = False
+        self._flushed_at = float("-inf")
+
+    def send(self, emit: Emit, event: Event) -> None:
+        """Emit ``event`` now."""
+        self.flush()
+        emit(event)
+
+    def hold(self, reply: Growing) -> None:
+        """``reply`` has a new token; :meth:`end_step` decides when to emit it."""
+        self._held[id(reply)] = reply
+        self._has_first_token |= reply.n_tokens <= 1
+
+    def end_step(self) -> None:
+        """The step is over: emit new tokens if the interval has passed, or if one is the first of its
+        reply."""
+        if self._has_first_token or self._clock() - self._flushed_at >= self._interval_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Emit what is held back. Called before anything that takes longer than a step."""
+        if not self._held:
+            return
+        held, self._held = self._held, {}
+        self._has_first_token = False
+        self._flushed_at = self._clock()
+        # Emit only after all are turned into text: the first event wakes the event loop, which should find
+        # the others, too.
+        events = [(reply.emit, reply.take_progress()) for reply in held.values()]
+        for emit, progress in events:
+            emit(progress)
 
 
 Grammars = Callable[[], GrammarTable]

@@ -10,10 +10,9 @@ from cache.entry import RunningEntry
 from cache.planner import SlotKey
 from model.forward import Forward, Part, Prefilled
 from model.sampling import SamplingParams
-from server.engine.admission import MAX_PASSED, Allowances, LoopOptions, WaitingLine
+from server.engine.admission import MAX_PASSED, Allowances, LoopOptions, Ticket, WaitingLine
 from server.engine.loop import EngineLoop
 from server.engine.reply import Reply, Siblings
-from server.engine.ticket import Ticket
 from server.events import Finished, GenerationRequest, Prefilling, Progress
 from tests.fakes.cache_kit import FakeClock
 from tests.fakes.driver import Driver, Outcome, chat_prompt, plain_prompt

@@ -12,7 +12,7 @@ from model.forward import Forward
 from model.text.deltas import ContentDelta
 from server.engine.admission import LoopOptions
 from server.engine.loop import EngineLoop
-from server.engine.ticket import Outbox
+from server.engine.reply import Outbox
 from server.events import (
     Emit,
     Event,

@@ -15,7 +15,7 @@ from model.text.grammar.calls import call_grammar
 from model.text.grammar.rules import json_schema
 from model.text.reply import ReplyReader, close_thought_ids
 from model.text.schemas.fitting import fits
-from server.engine.reply import Constraint
+from server.engine.picking import Constraint
 from tests.fakes.chatml import tokenizer_with, tool
 from tests.fakes.grammars import VOCAB, controls, table, takes
 from tests.fakes.scripted import ids_of, read, xml_call
