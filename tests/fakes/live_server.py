@@ -96,10 +96,12 @@ class _Server(uvicorn.Server):
 def live_demo(
     settings: Settings | None = None, *, memory_budget: int = 2**30, loop: LoopOptions | None = None
 ) -> Iterator[Live]:
-    """Serve the demo model with the real engine."""
+    """Serve the demo model with the real engine, over the cache directory of ``settings``."""
     path = resolve("demo")
     tokenizer = TextTokenizer.from_dir(path)
-    options = EngineOptions(path, Settings(memory_budget=memory_budget), loop=loop or LoopOptions())
+    cache_dir = None if settings is None else settings.cache_dir
+    held = Settings(memory_budget=memory_budget, cache_dir=cache_dir)
+    options = EngineOptions(path, held, loop=loop or LoopOptions())
     engine = Engine(options, tokenizer)
     info = engine.start()
     grammars = GrammarCompiler(tokenizer, info.vocab_size)
