@@ -29,7 +29,6 @@ from sessions import BLOCK, Session, read
 
 from cache.boundaries import PromptShape
 from cache.eviction import ChooseVictim, Victim, least_useful
-from cache.habits import Habits
 from cache.planner import (
     AdapterId,
     CrossTurnPrefixMetadata,
@@ -39,7 +38,7 @@ from cache.planner import (
 )
 from cache.ring import RingLimits
 from cache.selection import Choice
-from cache.slots import Ledger, Slot
+from cache.slots import Habits, Ledger, Slot
 from cache.store import Store
 
 METADATA = CrossTurnPrefixMetadata(

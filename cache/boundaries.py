@@ -9,8 +9,10 @@ prompt when the reply is lost), then message starts and marks inside long messag
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from cache.ring import spread
 
@@ -22,6 +24,16 @@ MERGE_TOKENS = 16
 
 DECODE_GAP = 512
 """Generated tokens between two states kept while decoding."""
+
+
+class Place(Enum):
+    """What a position of a conversation is, for whoever may go back there."""
+
+    NEXT = "where the next turn is expected to leave it"
+    QUESTION = "the start of a user's message, which may be edited"
+    MESSAGE = "the start of another message"
+    SYSTEM = "within the system and tools block"
+    INSIDE = "inside a message, or none is known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,18 @@ class PromptShape:
         last_user = () if self.last_user_start is None else (self.last_user_start,)
         points = (*self.shared_points, *last_user, self.system_end, *self.message_starts[-1:])
         return frozenset(p for p in points if p > 0)
+
+    def place_of(self, position: int) -> Place:
+        """What a prompt that leaves the conversation at ``position``, or just behind it, goes back to."""
+        if self.shared_points and position >= self.shared_points[0]:
+            return Place.NEXT
+        if position <= self.system_end:
+            return Place.SYSTEM
+        index = bisect_right(self.message_starts, position) - 1
+        if index < 0:
+            return Place.INSIDE
+        is_question = self.message_starts[index] in self.questions
+        return Place.QUESTION if is_question else Place.MESSAGE
 
 
 def choose_captures(

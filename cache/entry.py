@@ -6,89 +6,26 @@ only that request may touch. An entry's ids are always the ids that were fed, no
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from itertools import pairwise
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 from uuid import uuid4
 
-import numpy as np
-
 from cache.boundaries import PromptShape
-from cache.habits import Place
 from cache.planner import (
     CrossTurnPrefixEntry,
     CrossTurnPrefixMetadata,
     SlotKey,
-    TokenIds,
+    TokenBuffer,
     checkpoint_survives_save,
 )
 from cache.ring import CheckpointRing
-from cache.state import Checkpoint, SequenceState
-
-QUOTED_MESSAGES, QUOTE_TOKENS = 6, 12
-"""A conversation that holds one of the last messages of another, of so many tokens, was made from it."""
+from cache.state import Checkpoint, LentState, SequenceState
 
 
 def new_lineage() -> str:
     """A name that no conversation has had, in any process."""
     return uuid4().hex
-
-
-class TokenBuffer:
-    """Token ids that grow at the end and can be cut: uint32 [n]."""
-
-    def __init__(self, ids: TokenIds | Iterable[int] = ()) -> None:
-        first = np.array(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.uint32)
-        self._ids: TokenIds = first
-        self._n = len(first)
-
-    def __len__(self) -> int:
-        return self._n
-
-    @property
-    def view(self) -> TokenIds:
-        """The ids, without a copy; valid until the buffer is next changed."""
-        return self._ids[: self._n]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes held, spare room included."""
-        return int(self._ids.nbytes)
-
-    def append(self, token: int) -> bool:
-        """Add one id; returns whether that took more memory."""
-        has_grown = self._n == len(self._ids) and self._reserve(1)
-        self._ids[self._n] = token
-        self._n += 1
-        return has_grown
-
-    def extend(self, ids: TokenIds | Iterable[int]) -> None:
-        """Add ids in order."""
-        new = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, dtype=np.uint32)
-        self._reserve(len(new))
-        self._ids[self._n : self._n + len(new)] = new
-        self._n += len(new)
-
-    def truncate(self, n: int) -> None:
-        """Forget the ids from ``n`` on."""
-        assert 0 <= n <= self._n
-        self._n = n
-
-    def copy(self, n: int) -> TokenBuffer:
-        """A buffer of its own with the first ``n`` ids."""
-        return TokenBuffer(self.view[:n])
-
-    def _reserve(self, n_more: int) -> bool:
-        needed = self._n + n_more
-        if needed <= len(self._ids):
-            return False
-        grown = np.empty(max(needed, len(self._ids) * 5 // 4, 64), dtype=np.uint32)
-        grown[: self._n] = self.view
-        self._ids = grown
-        return True
 
 
 Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
@@ -118,17 +55,6 @@ class Parent:
     number: int
     lineage: str
     length: int
-
-
-class LentState(Protocol):
-    """A state that someone else holds for a while, such as a row of a decoding batch."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes held for this sequence, spare room included."""
-
-    def fork(self, checkpoint: Any) -> SequenceState:
-        """A state of its own at ``checkpoint``; the lent one goes on undisturbed."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -179,30 +105,6 @@ class Conversation:
     def system_end(self) -> int:
         """End of its system and tools block, in tokens."""
         return self.shape.system_end
-
-    def place_of(self, position: int) -> Place:
-        """What a prompt that leaves this conversation at ``position``, or just behind it, goes back to."""
-        if self.next_points and position >= self.next_points[0]:
-            return Place.NEXT
-        if position <= self.shape.system_end:
-            return Place.SYSTEM
-        index = bisect_right(self.shape.message_starts, position) - 1
-        if index < 0:
-            return Place.INSIDE
-        is_question = self.shape.message_starts[index] in self.shape.questions
-        return Place.QUESTION if is_question else Place.MESSAGE
-
-    def messages(self) -> tuple[bytes, ...]:
-        """The ids of each message behind the system block that is complete, without what follows."""
-        starts = [p for p in self.shape.message_starts if self.system_end <= p < len(self)]
-        ids = self.ids.view
-        return tuple(ids[a:b].tobytes() for a, b in pairwise(starts))
-
-    def quotes(self, other: Conversation) -> bool:
-        """Whether one of the last messages of ``other``, not a short one, stands in this conversation."""
-        n_short = 4 * QUOTE_TOKENS  # bytes of ids
-        last = {message for message in other.messages()[-QUOTED_MESSAGES:] if len(message) >= n_short}
-        return not last.isdisjoint(self.messages())
 
     def forget_after(self, n: int) -> None:
         """Forget the ids after the first ``n`` and the checkpoints that lie among them."""

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cache.boundaries import FIRST_MARK
+from cache.boundaries import FIRST_MARK, Place
 from cache.entry import Conversation, Entry, RunningEntry, Standing
-from cache.habits import Habits, Place
-from cache.slots import Assessment, Ledger, Slot
+from cache.slots import Assessment, Habits, Ledger, Slot
 
 Positions = npt.NDArray[np.int64]
 Chances = npt.NDArray[np.float64]

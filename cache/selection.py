@@ -119,20 +119,46 @@ class Candidate:
         return (self.plan.reusable_len, self.plan.shared_token_prefix_len, -self.n_left_behind)
 
 
-def own_candidates(
-    entries: Iterable[Entry],
-    running: Iterable[RunningEntry],
-    metadata: CrossTurnPrefixMetadata,
+def find(
     prompt_ids: TokenIds,
+    shape: PromptShape,
+    metadata: CrossTurnPrefixMetadata,
+    *,
+    own: Iterable[Entry | RunningEntry],
+    others: Iterable[Entry | RunningEntry],
+    kin_of: SlotKey | None,
+) -> Candidate:
+    """What saves the prompt most; of equal ones the slot's own, whatever others hold.
+
+    Args:
+        own: conversations of the request's slot.
+        others: of other slots, whose system and tools block may be shared.
+        kin_of: the request's slot where it may share whole histories with others of its tenant, else None.
+    """
+    found = best(own_candidates(own, metadata, prompt_ids), metadata, prompt_ids)
+    within = shape.system_end if kin_of is None else len(prompt_ids) - 1
+    if found.plan.reusable_len >= within:
+        return found
+    lenders = [c for c in others if c.can_fork]
+    foreign = [*foreign_candidates(lenders, metadata, prompt_ids, shape.system_end)]
+    if kin_of is not None:
+        kin = (c for c in lenders if c.slot.tenant == kin_of.tenant)
+        foreign += kindred_candidates(kin, metadata, prompt_ids)
+    return max((found, *foreign), key=lambda candidate: candidate.plan.reusable_len)
+
+
+def own_candidates(
+    conversations: Iterable[Entry | RunningEntry], metadata: CrossTurnPrefixMetadata, prompt_ids: TokenIds
 ) -> Iterable[Candidate]:
-    """What the slot's own entries, at rest and running, could save."""
-    for entry in entries:
-        plan = plan_prefix_reuse(entry.as_prefix(), metadata, prompt_ids, entry.ring.lengths)
-        yield Candidate(entry, plan, "slot")
-    for runner in running:
-        plan = plan_prefix_reuse(runner.as_prefix(), metadata, prompt_ids, runner.ring.lengths)
-        if plan.reusable_len > 0:
-            yield Candidate(runner, plan, "running")
+    """What the slot's own conversations, at rest and running, could save."""
+    for c in conversations:
+        if not c.can_fork:
+            continue
+        plan = plan_prefix_reuse(c.as_prefix(), metadata, prompt_ids, c.ring.lengths)
+        if isinstance(c, Entry):
+            yield Candidate(c, plan, "slot")
+        elif plan.reusable_len > 0:
+            yield Candidate(c, plan, "running")
 
 
 def foreign_candidates(

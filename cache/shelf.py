@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cache.boundaries import MERGE_TOKENS
-from cache.disk.tier import DiskTier, NoDisk
+from cache.disk.manifest import Found, Recalled
+from cache.disk.tier import DiskTier
 from cache.entry import Entry, RunningEntry, Standing
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
-from cache.habits import Habits
-from cache.planner import SlotKey
-from cache.slots import Ledger, Slot
+from cache.planner import SlotKey, TokenIds
+from cache.slots import Habits, Ledger, Slot
 from cache.travel import Departure
+
+QUOTED_MESSAGES, QUOTE_TOKENS = 6, 12
+"""A conversation that holds one of the last messages of another, of so many tokens, was made from it."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,53 @@ class Counters:
         self.n_hits += n_reused > 0
         self.n_prompt_tokens += n_prompt
         self.n_reused_tokens += n_reused
+
+
+class NoDisk:
+    """Answers as a :class:`DiskTier` over an empty folder that stays empty."""
+
+    is_behind = False
+    n_bytes = 0
+    n_conversations = 0
+
+    def want(self, entry: Entry) -> None:
+        """Nothing is written."""
+
+    def withdraw(self, entry: Entry) -> None:
+        """Nothing was being written."""
+
+    def finish(self, entry: Entry) -> None:
+        """Nothing is written."""
+
+    def step(self) -> bool:
+        """Nothing is left to write."""
+        return False
+
+    def forget(self, lineage: str) -> None:
+        """Nothing is there."""
+
+    def forget_slot(self, _slot: SlotKey) -> int:
+        """Nothing is there."""
+        return 0
+
+    def best(self, _slot: SlotKey, _prompt_ids: TokenIds) -> Found | None:
+        """Nothing is there."""
+        return None
+
+    def all_of(self, _slot: SlotKey) -> tuple[Found, ...]:
+        """Nothing is there."""
+        return ()
+
+    def n_bytes_of(self, _found: Found) -> int:
+        """Nothing is ever found."""
+        raise AssertionError("nothing was found here")
+
+    def read(self, _found: Found) -> Recalled | None:
+        """Nothing is ever found."""
+        raise AssertionError("nothing was found here")
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class Shelf:
@@ -139,8 +190,31 @@ class Shelf:
         for entry in self._slots[heir.slot]:
             shared = heir.shared_with.get(entry.number, 0)
             parts_early = 0 < shared <= heir.system_end + MERGE_TOKENS  # messages begin alike
-            if parts_early and entry.used_at <= heir.created_at and heir.quotes(entry):
+            if parts_early and entry.used_at <= heir.created_at and _quotes(heir, entry):
                 entry.standing = Standing.OVER
+
+    def supersede(self, guess: Entry) -> None:
+        """``guess`` came true: the conversation goes on in it, not in the one that it was read ahead of."""
+        for entry in self.entries_of(guess.slot):
+            if guess.parent is not None and entry.lineage == guess.parent.lineage:
+                entry.standing = Standing.OVER
+
+    def n_bytes_used_since(self, since: float, snapshot_bytes: int) -> int:
+        """Bytes of what was used since then and may go on, with a state or two each to go back to; further
+        states are there because there was room."""
+        return sum(
+            entry.n_own_bytes + min(len(entry.ring), 2) * snapshot_bytes
+            for entry in self.entries()
+            if entry.standing is Standing.GOING_ON and entry.used_at >= since
+        )
+
+    def remove_unsound(self) -> None:
+        """Let go of what fails its own check."""
+        for entry in tuple(self.entries()):
+            try:
+                entry.check()
+            except Exception:
+                self.remove(entry)
 
     def check(self) -> None:
         """Assert that every entry is sound and stands in its own slot."""
@@ -199,6 +273,20 @@ class Shelf:
         self.ledger.add(entry)
         if any(shared == length for shared in entry.shared_with.values()):
             self.remove(entry)  # another one begins with all that is left of it
+
+
+def _quotes(heir: Entry, other: Entry) -> bool:
+    """Whether one of the last messages of ``other``, not a short one, stands in ``heir``."""
+    n_short = 4 * QUOTE_TOKENS  # bytes of ids
+    last = {message for message in _messages(other)[-QUOTED_MESSAGES:] if len(message) >= n_short}
+    return not last.isdisjoint(_messages(heir))
+
+
+def _messages(entry: Entry) -> tuple[bytes, ...]:
+    """The ids of each message behind the system block that is complete, without what follows."""
+    starts = [p for p in entry.shape.message_starts if entry.system_end <= p < len(entry)]
+    ids = entry.ids.view
+    return tuple(ids[a:b].tobytes() for a, b in pairwise(starts))
 
 
 def check_all(

@@ -61,6 +61,17 @@ class SequenceState(Protocol):
         """Assert that every layer stands at :attr:`length` (invariant 1)."""
 
 
+class LentState(Protocol):
+    """A state that someone else holds for a while, such as a row of a decoding batch."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held for this sequence, spare room included."""
+
+    def fork(self, checkpoint: Any) -> SequenceState:
+        """A state of its own at ``checkpoint``; the lent one goes on undisturbed."""
+
+
 Buffers = Mapping[str, npt.NDArray[np.generic]]
 """Arrays by name, in memory of their own; kinds of numbers that numpy lacks go as integers."""
 

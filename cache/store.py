@@ -13,21 +13,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from cache import selection
 from cache.boundaries import PromptShape
 from cache.disk.manifest import Found
-from cache.disk.tier import DiskTier, NoDisk
-from cache.entry import Entry, Parts, RunningEntry, Standing, TokenBuffer, copied
+from cache.disk.tier import DiskTier
+from cache.entry import Entry, Parts, RunningEntry, Standing, copied
 from cache.eviction import PATIENCE_S, ChooseVictim, least_useful, least_useful_spare
-from cache.habits import Habits
 from cache.planner import (
     CrossTurnPrefixMetadata,
     FullRefill,
     ReplayFromCheckpoint,
     SlotKey,
+    TokenBuffer,
     TokenIds,
 )
 from cache.ring import CheckpointRing, RingLimits
 from cache.selection import Candidate, Choice
-from cache.shelf import Counters, Shelf, check_all
-from cache.slots import SlotInfo, describe
+from cache.shelf import Counters, NoDisk, Shelf, check_all
+from cache.slots import Habits, SlotInfo, describe
 from cache.state import SequenceState, StateCodec
 from cache.travel import Departure, Traveller, contents, fingerprint_of
 
@@ -166,7 +166,7 @@ class Store:
             standing=Standing.GUESS if choice.is_guess and moved is None else Standing.GOING_ON,
         )
         if moved is not None and moved.standing is Standing.GUESS and not choice.is_guess:
-            self._supersede(moved)
+            self._shelf.supersede(moved)
         assert running.state.length == len(running) == choice.plan.reusable_len
         if choice.begins_inside_last_message:
             running.ring.add(running.state.snapshot())
@@ -218,11 +218,7 @@ class Store:
     def forget_unsound(self) -> None:
         """After a fault that may have touched anything: forget what runs and what is no longer sound."""
         self.drop_all_but(())
-        for entry in tuple(self._shelf.entries()):
-            try:
-                entry.check()
-            except Exception:
-                self._shelf.remove(entry)
+        self._shelf.remove_unsound()
 
     def make_room(self, n_bytes: int) -> None:
         """Let go of what is at rest until ``n_bytes`` less are held, or nothing is left to let go."""
@@ -393,19 +389,14 @@ class Store:
     # -- inside ---------------------------------------------------------------------------------
 
     def _find(self, slot: SlotKey, prompt_ids: TokenIds, shape: PromptShape) -> Candidate:
-        runners = [r for r in self._running_in(slot) if r.can_fork]
-        own = selection.own_candidates(self._shelf.entries_of(slot), runners, self.metadata, prompt_ids)
-        found = selection.best(own, self.metadata, prompt_ids)
-        within = len(prompt_ids) - 1 if self._share_histories else shape.system_end
-        if found.plan.reusable_len >= within:
-            return found
-        others = [c for c in self._conversations() if self._may_share(c.slot, slot) and c.can_fork]
-        foreign = [*selection.foreign_candidates(others, self.metadata, prompt_ids, shape.system_end)]
-        if self._share_histories:
-            kin = (c for c in others if c.slot.tenant == slot.tenant)
-            foreign += selection.kindred_candidates(kin, self.metadata, prompt_ids)
-        # Of equal ones the slot's own is taken, whatever others hold.
-        return max((found, *foreign), key=lambda candidate: candidate.plan.reusable_len)
+        return selection.find(
+            prompt_ids,
+            shape,
+            self.metadata,
+            own=(*self._shelf.entries_of(slot), *self._running_in(slot)),
+            others=(c for c in self._conversations() if self._may_share(c.slot, slot)),
+            kin_of=slot if self._share_histories else None,
+        )
 
     def _may_share(self, theirs: SlotKey, mine: SlotKey) -> bool:
         """Whether a request of ``mine`` may begin with the system and tools block of ``theirs``."""
@@ -442,14 +433,8 @@ class Store:
         return True
 
     def _free_bytes(self) -> int:
-        """What a copy may take: all but what runs and what was used of late, with a state or two to go back
-        to; further states are there because there was room."""
-        since = self._clock() - PATIENCE_S
-        n_fresh = sum(
-            entry.n_own_bytes + min(len(entry.ring), 2) * self._snapshot_bytes
-            for entry in self._shelf.entries()
-            if entry.standing is Standing.GOING_ON and entry.used_at >= since
-        )
+        """What a copy may take: all but what runs and what was used of late."""
+        n_fresh = self._shelf.n_bytes_used_since(self._clock() - PATIENCE_S, self._snapshot_bytes)
         return self.budget_bytes - sum(r.n_own_bytes for r in self._running.values()) - n_fresh
 
     def _max_captures(self, n_prompt: int) -> int:
@@ -465,14 +450,10 @@ class Store:
             return
         left_at = choice.diverged_at
         whole = choice.plan.shared_token_prefix_len == len(choice.prompt_ids)
-        place = choice.source.place_of(choice.plan.shared_token_prefix_len) if left_at or whole else None
+        place = (
+            choice.source.shape.place_of(choice.plan.shared_token_prefix_len) if left_at or whole else None
+        )
         self._habits.saw(choice.slot, place)
-
-    def _supersede(self, guess: Entry) -> None:
-        """``guess`` came true: the conversation goes on in it, not in the one that it was read ahead of."""
-        for entry in self._shelf.entries_of(guess.slot):
-            if guess.parent is not None and entry.lineage == guess.parent.lineage:
-                entry.standing = Standing.OVER
 
     def _moved(self, choice: Choice, entry: Entry) -> Parts:
         """The entry itself, cut to what the prompt shares with it."""

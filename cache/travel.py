@@ -22,8 +22,8 @@ import numpy as np
 
 from cache.disk import blob
 from cache.disk.manifest import Manifest, describe, from_facts, name_files, to_facts
-from cache.entry import Entry, TokenBuffer, new_lineage
-from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, SlotKey
+from cache.entry import Entry, new_lineage
+from cache.planner import CrossTurnPrefixMetadata, CrossTurnSlotId, SlotKey, TokenBuffer
 from cache.ring import CheckpointRing, RingLimits
 from cache.state import Buffers, StateCodec
 

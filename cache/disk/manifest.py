@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from cache.boundaries import PromptShape
-from cache.entry import Entry, TokenBuffer, new_lineage
+from cache.entry import Entry, new_lineage
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
     SlotKey,
+    TokenBuffer,
     TokenIds,
     longest_common_token_prefix,
 )
