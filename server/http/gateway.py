@@ -20,8 +20,7 @@ from server.errors import LateBodyError, UnavailableError
 from server.events import Failed
 from server.http.run import Answer, Courier, ReplyEncoder, Run
 from server.settings import Settings
-from server.telemetry.metrics import Metrics
-from server.telemetry.record import RequestRecord, Timeline
+from server.telemetry.record import Metrics, RequestRecord, Timeline
 from server.telemetry.tracing import Tracing
 from server.turn.compose import ComposedTurn, with_grammar
 from server.turn.reply import Reply, is_worth_it, warm_request

@@ -15,7 +15,7 @@ from server.http.gateway import Gateway
 from server.http.intake import authorise_figures
 from server.native import slots, travel
 from server.native.schema import ExportRequest, ForkRequest, MissingRequest
-from server.telemetry.metrics import figures_of
+from server.telemetry.record import figures_of
 
 
 class StatsBody(TypedDict):

@@ -12,6 +12,7 @@ from cache.slots import EntryInfo, SlotInfo
 from cache.store import Store
 from model.errors import InputError
 from server.errors import NotFoundError
+from server.events import Divergence, PlanReport
 from server.http.dialect import errors, takes
 from server.http.gateway import Gateway
 from server.http.intake import JsonBody, Tenant
@@ -27,7 +28,11 @@ from server.native.schema import (
     SlotTimeline,
     TurnBody,
 )
-from server.telemetry.record import PastTurn, explain
+from server.telemetry.record import PastTurn
+
+_LONGEST_TEXT = 60
+_CONTEXT = 8
+"""Characters shown after a difference."""
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -165,3 +170,56 @@ def _turn_body(turn: PastTurn) -> TurnBody:
         ),
         explanation=explain(report),
     )
+
+
+def explain(report: PlanReport) -> str:
+    """What happened and what to do about it, in sentences for the author of a client."""
+    n_again = report.shared_tokens - report.reused_tokens
+    if report.divergence is None:
+        return report.reason if n_again == 0 else f"{report.reason} {_again(n_again)}"
+    sentences = [_what_changed(report.divergence), _what_it_cost(report, n_again), _advice(report.divergence)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _what_changed(parted: Divergence) -> str:
+    place = (
+        f"message {parted.message} ({parted.role})" if parted.message >= 0 else "what precedes the messages"
+    )
+    kept, sent = _differing(parted.kept, parted.sent)
+    return f"The client changed {place}: “{kept}” was remembered, “{sent}” was sent."
+
+
+def _what_it_cost(report: PlanReport, n_again: int) -> str:
+    n_new = report.prompt_tokens - report.shared_tokens
+    if report.reused_tokens == 0:
+        return f"No checkpoint lies before that point, so all {report.prompt_tokens} tokens were read."
+    behind = f"The {n_new} tokens from there on were read"
+    return f"{behind}, and {_again(n_again)[0].lower()}{_again(n_again)[1:]}" if n_again else f"{behind}."
+
+
+def _again(n_again: int) -> str:
+    plural = "" if n_again == 1 else "s"
+    return f"{n_again} token{plural} before it again, from the nearest checkpoint."
+
+
+def _advice(parted: Divergence) -> str:
+    if parted.role == "system" or parted.message < 0:
+        return "What changes on each turn (a date, a number) belongs at the end of the last user message."
+    if parted.role == "assistant":
+        return "A reply is reused best when it is sent back as it came, its reasoning_content included."
+    if parted.role == "tool" and not parted.is_last:
+        return "Earlier results of tools stay reusable when they are sent back unchanged."
+    return ""
+
+
+def _differing(kept: str, sent: str) -> tuple[str, str]:
+    """Both texts, up to a little after the place from which they are the same again."""
+    n_same = next((i for i, (a, b) in enumerate(zip(kept[::-1], sent[::-1], strict=False)) if a != b), 0)
+    n_cut = max(0, n_same - _CONTEXT)
+    return _short(kept[: len(kept) - n_cut]), _short(sent[: len(sent) - n_cut])
+
+
+def _short(text: str) -> str:
+    """``text`` on one line, shortened to what a person reads."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"

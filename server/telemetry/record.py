@@ -1,22 +1,37 @@
-"""The record of a request: its line in the log, the times for metrics and traces, and its place among the
-last turns of its slot, each of which can be explained to the slot's owner."""
+"""The record of a request, and what is made of it: a line in the log, metrics, and the last turns of its
+slot.
+
+Metrics have the names that are usual for such servers, after ``crossturn_``, in Prometheus' text format. A
+few of vLLM's own names are there as well: routers and autoscalers look for them.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import mlx.core as mx
 from cachetools import LRUCache
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from cache.planner import SlotKey
-from server.events import Divergence, Event, Failed, Finished, Planned, PlanReport, Progress
+from cache.shelf import Counters
+from cache.store import Store
+from server.client import EngineStats
+from server.events import Event, Failed, Finished, Planned, PlanReport, Progress
 from server.telemetry.log import safe
 
 requests_log = logging.getLogger("crossturn.requests")
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32_768, 131_072, 524_288)
 
 
 @dataclass
@@ -157,9 +172,6 @@ def _told(name: str, value: object) -> str:
 
 
 _MAX_SLOTS, _MAX_TURNS = 512, 50
-_LONGEST_TEXT = 60
-_CONTEXT = 8
-"""Characters shown after a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,54 +218,147 @@ class Timeline:
         self._turns.pop(slot, None)
 
 
-def explain(report: PlanReport) -> str:
-    """What happened and what to do about it, in sentences for the author of a client."""
-    n_again = report.shared_tokens - report.reused_tokens
-    if report.divergence is None:
-        return report.reason if n_again == 0 else f"{report.reason} {_again(n_again)}"
-    sentences = [_what_changed(report.divergence), _what_it_cost(report, n_again), _advice(report.divergence)]
-    return " ".join(sentence for sentence in sentences if sentence)
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """The store at one moment.
+
+    Attributes:
+        n_pinned_bytes: of what runs; the rest of ``n_bytes`` rests and may be let go.
+        n_disk_bytes, n_disk_conversations: of the cache directory.
+        n_array_bytes: of all arrays of MLX, the weights included.
+        n_pooled_bytes: what MLX keeps for the arrays to come.
+    """
+
+    n_bytes: int
+    n_pinned_bytes: int
+    budget_bytes: int
+    counters: Counters
+    n_disk_bytes: int = 0
+    n_disk_conversations: int = 0
+    n_array_bytes: int = 0
+    n_pooled_bytes: int = 0
 
 
-def _what_changed(parted: Divergence) -> str:
-    place = (
-        f"message {parted.message} ({parted.role})" if parted.message >= 0 else "what precedes the messages"
+def figures_of(store: Store) -> StoreFigures:
+    """Runs on the engine thread."""
+    return StoreFigures(
+        n_bytes=store.n_bytes,
+        n_pinned_bytes=store.n_pinned_bytes,
+        budget_bytes=store.budget_bytes,
+        counters=replace(store.counters),
+        n_disk_bytes=store.disk.n_bytes,
+        n_disk_conversations=store.disk.n_conversations,
+        n_array_bytes=mx.get_active_memory(),
+        n_pooled_bytes=mx.get_cache_memory(),
     )
-    kept, sent = _differing(parted.kept, parted.sent)
-    return f"The client changed {place}: “{kept}” was remembered, “{sent}” was sent."
 
 
-def _what_it_cost(report: PlanReport, n_again: int) -> str:
-    n_new = report.prompt_tokens - report.shared_tokens
-    if report.reused_tokens == 0:
-        return f"No checkpoint lies before that point, so all {report.prompt_tokens} tokens were read."
-    behind = f"The {n_new} tokens from there on were read"
-    return f"{behind}, and {_again(n_again)[0].lower()}{_again(n_again)[1:]}" if n_again else f"{behind}."
+class Metrics:
+    """One server's metrics: requests are counted as they end, the rest is read when it is asked for."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"crossturn_{name}", text, registry=registry, buckets=buckets)
+
+        self._requests = Counter(
+            "crossturn_requests", "Requests by how they ended.", ["outcome"], registry=registry
+        )
+        self._plans = Counter(
+            "crossturn_plans", "Prompts by what was made of their memory.", ["mode"], registry=registry
+        )
+        self._replayed = Counter(
+            "crossturn_replayed_tokens", "Shared tokens that were read again all the same.", registry=registry
+        )
+        for mode in ("ExactAppend", "ReplayFromCheckpoint", "FullRefill"):
+            self._plans.labels(mode)
+        self._queue_s = histogram("queue_time_seconds", "From arrival to the prompt's plan.", _SECONDS)
+        self._first_token_s = histogram(
+            "time_to_first_token_seconds", "From arrival to first token.", _SECONDS
+        )
+        self._per_token_s = histogram(
+            "time_per_output_token_seconds", "Mean time between a request's tokens.", _TOKEN_SECONDS
+        )
+        self._whole_s = histogram("request_duration_seconds", "From arrival to the last token.", _SECONDS)
+        self._n_prompt = histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS)
+        self._n_reply = histogram("request_generation_tokens", "Tokens of a request's replies.", _TOKENS)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self._requests.labels(record.outcome).inc()
+        for plan in record.plans:
+            self._plans.labels(plan.mode).inc()
+            self._replayed.inc(max(0, plan.shared_tokens - plan.reused_tokens))
+        if record.planned_at is not None:
+            self._queue_s.observe(record.planned_at - record.started_at)
+            self._n_prompt.observe(record.n_prompt_tokens)
+        if record.first_token_at is not None:
+            self._first_token_s.observe(record.first_token_at - record.started_at)
+            self._n_reply.observe(record.n_reply_tokens)
+            if record.tokens_per_second:
+                self._per_token_s.observe(1 / record.tokens_per_second)
+        if record.ended_at is not None:
+            self._whole_s.observe(record.ended_at - record.started_at)
+
+    def text(self, engine: EngineStats, store: StoreFigures) -> bytes:
+        """Everything, for a scrape."""
+        now = CollectorRegistry()
+        now.register(_Snapshot(engine, store))
+        return generate_latest(self._registry) + generate_latest(now)
 
 
-def _again(n_again: int) -> str:
-    plural = "" if n_again == 1 else "s"
-    return f"{n_again} token{plural} before it again, from the nearest checkpoint."
+@dataclass(frozen=True, eq=False)
+class _Snapshot(Collector):
+    """The engine's and the store's own figures as metrics."""
 
+    engine: EngineStats
+    store: StoreFigures
 
-def _advice(parted: Divergence) -> str:
-    if parted.role == "system" or parted.message < 0:
-        return "What changes on each turn (a date, a number) belongs at the end of the last user message."
-    if parted.role == "assistant":
-        return "A reply is reused best when it is sent back as it came, its reasoning_content included."
-    if parted.role == "tool" and not parted.is_last:
-        return "Earlier results of tools stay reusable when they are sent back unchanged."
-    return ""
+    def collect(self) -> Iterator[Metric]:
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, text, count in self._counters():
+            yield CounterMetricFamily(name, text, value=count)
+        kinds = GaugeMetricFamily(
+            "crossturn_memory_kind_bytes", "Memory that conversations hold, by what they do.", labels=["kind"]
+        )
+        kinds.add_metric(["running"], self.store.n_pinned_bytes)
+        kinds.add_metric(["resting"], max(0, self.store.n_bytes - self.store.n_pinned_bytes))
+        yield kinds
 
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        engine, store = self.engine, self.store
+        usage = store.n_bytes / store.budget_bytes if store.budget_bytes else 0.0
+        yield "crossturn_up", "1 while the engine's thread runs.", float(engine.is_alive)
+        yield "crossturn_requests_running", "Requests that are prefilled or decoded.", engine.n_running
+        yield "crossturn_requests_waiting", "Requests in the admission queue.", engine.n_waiting
+        yield "crossturn_memory_bytes", "Memory that conversations hold.", store.n_bytes
+        yield "crossturn_memory_budget_bytes", "Memory that conversations may hold.", store.budget_bytes
+        yield "crossturn_memory_usage_ratio", "Of the budget, what is held; 0 to 1.", min(1.0, usage)
+        yield "crossturn_array_bytes", "All arrays of MLX, the weights included.", store.n_array_bytes
+        yield "crossturn_pooled_bytes", "What MLX keeps for the arrays to come.", store.n_pooled_bytes
+        yield "crossturn_disk_bytes", "What the cache directory holds.", store.n_disk_bytes
+        yield "crossturn_disk_conversations", "Conversations in it.", store.n_disk_conversations
+        yield "vllm:num_requests_running", "As vLLM names it.", engine.n_running
+        yield "vllm:num_requests_waiting", "As vLLM names it.", engine.n_waiting
+        yield "vllm:gpu_cache_usage_perc", "As vLLM names it; 0 to 1.", min(1.0, usage)
 
-def _differing(kept: str, sent: str) -> tuple[str, str]:
-    """Both texts, up to a little after the place from which they are the same again."""
-    n_same = next((i for i, (a, b) in enumerate(zip(kept[::-1], sent[::-1], strict=False)) if a != b), 0)
-    n_cut = max(0, n_same - _CONTEXT)
-    return _short(kept[: len(kept) - n_cut]), _short(sent[: len(sent) - n_cut])
-
-
-def _short(text: str) -> str:
-    """``text`` on one line, shortened to what a person reads."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"
+    def _counters(self) -> Iterator[tuple[str, str, int]]:
+        engine, counters = self.engine, self.store.counters
+        yield "crossturn_steps", "Forward passes.", engine.n_steps
+        yield "crossturn_prompt_tokens", "Tokens of all prompts.", engine.n_prompt_tokens
+        yield "crossturn_reused_tokens", "Prompt tokens that were not read again.", engine.n_reused_tokens
+        yield "crossturn_prefilled_tokens", "Tokens read, those ahead included.", engine.n_prefilled_tokens
+        yield "crossturn_read_ahead_tokens", "Tokens read between turns.", engine.n_read_ahead_tokens
+        yield "crossturn_generated_tokens", "Tokens of all replies.", engine.n_generated_tokens
+        yield "crossturn_drafted_tokens", "Tokens that were guessed ahead.", engine.n_drafted_tokens
+        yield "crossturn_accepted_tokens", "Guessed tokens that came true.", engine.n_accepted_tokens
+        yield "crossturn_cache_requests", "Prompts that were planned.", counters.n_requests
+        yield "crossturn_cache_hits", "Prompts of which something was reused.", counters.n_hits
+        yield "crossturn_cache_forks", "Conversations copied to go on from.", counters.n_forks
+        yield "crossturn_evicted_entries", "Conversations dropped for memory.", counters.n_evicted_entries
+        yield "crossturn_cut_entries", "Conversations shortened for memory.", counters.n_cut_entries
+        yield "crossturn_evicted_checkpoints", "States dropped for memory.", counters.n_evicted_checkpoints
+        yield "vllm:gpu_prefix_cache_queries", "As vLLM names it, in tokens.", engine.n_prompt_tokens
+        yield "vllm:gpu_prefix_cache_hits", "As vLLM names it, in tokens.", engine.n_reused_tokens

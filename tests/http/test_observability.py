@@ -22,8 +22,7 @@ from server.client import EngineStats
 from server.events import Failed
 from server.settings import Settings
 from server.telemetry.log import JsonFormatter, LineFormatter, current_request, safe
-from server.telemetry.metrics import Metrics, StoreFigures
-from server.telemetry.record import RequestRecord
+from server.telemetry.record import Metrics, RequestRecord, StoreFigures
 from server.telemetry.tracing import Tracing
 from tests.fakes.fake_engine import FakeEngine, planned, replies, says
 from tests.fakes.live_server import ASK, Live, error_of, live

@@ -9,8 +9,8 @@ import pytest
 
 from server.cli import main
 from server.events import Divergence, PlanReport
+from server.native.slots import explain
 from server.settings import Settings
-from server.telemetry.record import explain
 from tests.fakes.asking import ask, message_of
 from tests.fakes.live_server import Live, error_of, live_demo
 
