@@ -40,6 +40,11 @@ class Device(Protocol):
         the temporaries to stay small."""
 
     @property
+    def reads_ragged(self) -> bool:
+        """Whether one pass over prompts of several sequences takes less time than a pass over each: weights
+        are read once, and there are fewer launches."""
+
+    @property
     def layers_at_once(self) -> int | None:
         """Layers whose temporaries are in memory together during a pass; None for all."""
 

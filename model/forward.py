@@ -19,6 +19,7 @@ from model.device import Device
 from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
+from model.layers.ragged import Ragged
 from model.sampling import warm_up_sampling
 from model.state import Checkpoint, KvLayout, Recurrent, State, capacity_for, stack_recurrent
 
@@ -87,8 +88,9 @@ class Forward:
         weights: by dotted name, of layers as they were put together.
         n_weight_bytes: what the weights take.
         part_tokens: of a prompt, those that a pass takes at once.
-        few_tokens: of each of several sequences, those that :meth:`prefill_together` takes at most; 0 where
-            the device gains nothing by that.
+        few_tokens: of each of several sequences, those that go through a step of several tokens; 0 where the
+            device gains nothing by that.
+        reads_ragged: whether :meth:`prefill_together` gains anything with longer ones.
         kv_layout: how rows of keys and values are stored.
     """
 
@@ -101,6 +103,7 @@ class Forward:
         self._device = device
         self._network = device.network(model, config)
         self.few_tokens = max(self._network.few_sizes, default=0)
+        self.reads_ragged = device.reads_ragged
         self.weights = parameters(model)
         self.n_weight_bytes = sum(w.nbytes for w in self.weights.values())
         self._token_bytes = temporary_bytes(config, self.weights, dtype, device.layers_at_once)
@@ -216,16 +219,24 @@ class Forward:
         return Prefilled(logits, tuple(checkpoints))
 
     def prefill_together(self, parts: Sequence[Part]) -> list[Prefilled]:
-        """:meth:`prefill` of a few tokens of each of several sequences, in one pass.
+        """:meth:`prefill` of several sequences in one pass. A fault leaves every state such that
+        :meth:`model.state.State.truncate` to its position makes it what it was.
 
         Args:
-            parts: each with at most :attr:`few_tokens` ids; no state twice.
+            parts: no state twice.
         """
+        for part in parts:
+            part.state.check()
+        if max(len(part.ids) for part in parts) <= self.few_tokens:
+            return self._together_few(parts)
+        return self._together_ragged(parts)
+
+    def _together_few(self, parts: Sequence[Part]) -> list[Prefilled]:
+        """:meth:`prefill_together` by a step of several tokens."""
         starts = [part.state.length for part in parts]
         n_tokens = [len(part.ids) for part in parts]
         ids = np.zeros((len(parts), max(n_tokens)), np.uint32)
         for row, part in enumerate(parts):
-            part.state.check()
             ids[row, : n_tokens[row]] = part.ids
         inside = [[p - start for p in part.capture_at] for part, start in zip(parts, starts, strict=True)]
         counts = sorted({*n_tokens, *(n for row in inside for n in row)})
@@ -242,24 +253,68 @@ class Forward:
             return [[layer.row(row) for layer in layers] for row in range(len(parts))]
 
         # The k-th capture of every sequence at once; those that have fewer give their end instead.
-        most = max(map(len, inside))
         captured = [
             states_after([own[k] if k < len(own) else n_tokens[row] for row, own in enumerate(inside)])
-            for k in range(most)
+            for k in range(max(map(len, inside)))
         ]
         ends = states_after(n_tokens)
         last = hidden[mx.arange(len(parts)), mx.array(n_tokens) - 1]
+        for part, start, n in zip(parts, starts, n_tokens, strict=True):
+            part.state.truncate(start + n)  # the rows of padding
+        own = [[layer[row] for layer in captured[: len(inside[row])]] for row in range(len(parts))]
+        return self._finish(parts, last, ends, own)
+
+    def _together_ragged(self, parts: Sequence[Part]) -> list[Prefilled]:
+        """:meth:`prefill_together` with all tokens laid end to end."""
+        pasts = [part.state.length for part in parts]
+        inside = [[p - past for p in part.capture_at] for part, past in zip(parts, pasts, strict=True)]
+        ragged = Ragged(pasts, [len(part.ids) for part in parts], inside)
+        began_at = time.perf_counter()
+        rows = zip(*(part.state.kv for part in parts), strict=True)
+        recurrent = zip(*(part.state.recurrent for part in parts), strict=True)
+        ends: list[list[Recurrent]] = [[] for _ in parts]
+        captured: list[list[list[Recurrent]]] = [[[] for _ in own] for own in inside]
+        x, h = self._network.embed(mx.array(np.concatenate([part.ids for part in parts]))[None])
+        for block in self._network.blocks:
+            if isinstance(block.mixer, Gdn):
+                mixed, after, found = block.mixer.prefill_ragged(h, next(recurrent), ragged)
+                for row in range(len(parts)):
+                    ends[row].append(after[row])
+                    for kept, state in zip(captured[row], found[row], strict=True):
+                        kept.append(state)
+            else:
+                mixed = block.mixer.prefill_ragged(h, next(rows), ragged)
+            x, h = block.feed(x, mixed)
+        prefilled = self._finish(parts, h[0, ragged.last], ends, captured)
+        self._pace.note(sum(ragged.n_tokens), time.perf_counter() - began_at)
+        return prefilled
+
+    def _finish(
+        self,
+        parts: Sequence[Part],
+        last: mx.array,
+        ends: Sequence[list[Recurrent]],
+        captured: Sequence[Sequence[Sequence[Recurrent]]],
+    ) -> list[Prefilled]:
+        """Evaluate what a pass over several sequences leaves; then, with no more to go wrong, move them on.
+
+        Args:
+            last: rows [B, H] of their last tokens.
+            ends: by sequence, the state of each GDN layer.
+            captured: by sequence and capture, the same.
+        """
         logits = self._network.head(last[:, None])[:, 0]
         prefilled = []
         for row, part in enumerate(parts):
-            part.state.recurrent = ends[row]
-            part.state.position += n_tokens[row]
-            part.state.truncate(part.state.position)
-            checkpoints = tuple(Checkpoint(p, tuple(captured[k][row])) for k, p in enumerate(part.capture_at))
-            prefilled.append(Prefilled(logits[row], checkpoints))
-        arrays = [array for part in parts for array in part.state.arrays]
-        kept = [a for each in prefilled for checkpoint in each.checkpoints for a in checkpoint.arrays]
-        mx.eval(*(each.logits for each in prefilled), *arrays, *kept)
+            kept = zip(part.capture_at, captured[row], strict=True)
+            prefilled.append(Prefilled(logits[row], tuple(Checkpoint(p, tuple(own)) for p, own in kept)))
+        rows = [array for part in parts for kv in part.state.kv for array in kv.arrays]
+        states = [array for own in ends for layer in own for array in (layer.window, layer.matrix)]
+        checkpoints = [a for each in prefilled for checkpoint in each.checkpoints for a in checkpoint.arrays]
+        mx.eval(*(each.logits for each in prefilled), *rows, *states, *checkpoints)
+        for part, own in zip(parts, ends, strict=True):
+            part.state.recurrent = own
+            part.state.position += len(part.ids)
         return prefilled
 
     def _prefill_part(

@@ -31,6 +31,10 @@ class PlainDevice:
         return self.hardware.fuses_sampling
 
     @property
+    def reads_ragged(self) -> bool:
+        return self.hardware.reads_ragged
+
+    @property
     def warm_sizes(self) -> tuple[int, ...]:
         return (1,)
 

@@ -11,6 +11,7 @@ import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.layers.ops import Mask, Ops, Projection
+from model.layers.ragged import Ragged
 from model.state import KvRows
 
 
@@ -76,6 +77,16 @@ class Attention:
         q, k, v, gate = self._project(x)
         mask: Mask = "causal" if x.shape[1] > 1 else None
         return self._mix(self._over(q, k, v, rows, rows.length, mask), gate)
+
+    def prefill_ragged(self, x: mx.array, rows: Sequence[KvRows], ragged: Ragged) -> mx.array:
+        """Append the tokens of several sequences, laid end to end in x [1, N, H], each to its own of
+        ``rows``, and attend over those; returns [1, N, H]."""
+        q, k, v, gate = self._project(x)
+        outs = []
+        for own, span in zip(rows, ragged.spans, strict=True):
+            mask: Mask = "causal" if span.stop - span.start > 1 else None
+            outs.append(self._over(q[:, span], k[:, span], v[:, span], own, own.length, mask))
+        return self._mix(mx.concatenate(outs, axis=1), gate)
 
     def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:
         """Append T tokens to each of B sequences and attend over everything.

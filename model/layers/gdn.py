@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.layers.ops import Ops, Projection
+from model.layers.ragged import Ragged
 from model.state import Recurrent
 
 _NORM_EPS = 1e-6  # on the sum of squares of a query or a key
@@ -79,8 +80,15 @@ class Gdn:
         Returns:
             Outputs [1, T, H], the state after T tokens, the states asked for.
         """
-        n_tokens, n_kept = x.shape[1], self._config.conv_kernel - 1
         qkv, z, b, a = self._inputs(x)
+        out, end, captured = self._walk(qkv, b, a, past, capture_at)
+        return self._project(out, z), end, captured
+
+    def _walk(
+        self, qkv: mx.array, b: mx.array, a: mx.array, past: Recurrent, capture_at: Sequence[int]
+    ) -> tuple[mx.array, Recurrent, list[Recurrent]]:
+        """:meth:`prefill` between the projections: outputs [1, T, Hv, Dv] and the states."""
+        n_tokens, n_kept = qkv.shape[1], self._config.conv_kernel - 1
         rows = mx.concatenate([past.window, qkv], axis=1)  # [1, K - 1 + T, C]
         q, k, v = self._heads(self._ops.silu(self._convolve(rows)))
         log_decay, beta = self._gates(a, b)
@@ -91,7 +99,28 @@ class Gdn:
             Recurrent(rows[:, end : end + n_kept], m[None]).detached()
             for end, m in zip([*capture_at, n_tokens], [*captured, matrix], strict=True)
         ]
-        return self._project(out[None], z), states[-1], states[:-1]
+        return out[None], states[-1], states[:-1]
+
+    def prefill_ragged(
+        self, x: mx.array, pasts: Sequence[Recurrent], ragged: Ragged
+    ) -> tuple[mx.array, list[Recurrent], list[list[Recurrent]]]:
+        """Feed the tokens of several sequences, laid end to end.
+
+        Args:
+            x: [1, N, H].
+            pasts: the state of each sequence.
+
+        Returns:
+            Outputs [1, N, H]; of each sequence the state after its tokens, and the states asked for.
+        """
+        qkv, z, b, a = self._inputs(x)
+        outs, ends, captured = [], [], []
+        for past, span, capture_at in zip(pasts, ragged.spans, ragged.capture_at, strict=True):
+            out, end, own = self._walk(qkv[:, span], b[:, span], a[:, span], past, capture_at)
+            outs.append(out)
+            ends.append(end)
+            captured.append(own)
+        return self._project(mx.concatenate(outs, axis=1), z), ends, captured
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         """Feed one token to each of B sequences: x [B, 1, H] to outputs [B, 1, H] and the states."""

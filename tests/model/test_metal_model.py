@@ -14,7 +14,7 @@ from model.backend import detect
 from model.checkpoint.load import load
 from model.devices.cpu.device import CpuDevice
 from model.devices.metal.device import MetalDevice
-from model.forward import Forward
+from model.forward import Forward, Part
 from model.state import State
 from server.engine.loop import EngineLoop
 from tests.fakes import tiny
@@ -163,3 +163,30 @@ def test_warm_equals_cold_through_edits_and_a_cancelled_prompt(
         if dtype == "float32":
             assert told.token_ids == cold.ask(prompt[:n], session="one").token_ids
         assert told.report.reused_tokens > 0
+
+
+@pytest.mark.parametrize("shape", ["dense", "experts"])
+def test_prompts_of_unlike_lengths_in_one_pass_are_read_as_each_alone(
+    shape: str, mac: MetalDevice, tmp_path: Path
+) -> None:
+    model = load(tiny.write_text(tmp_path, SHAPES[shape]), device=mac)
+    assert model.reads_ragged
+    wanted = [(0, 90, (17, 64)), (30, 1, ()), (10, 66, (75,))]
+    parts, singles = (
+        [Part(begun(model, past), IDS[past : past + n], captures) for past, n, captures in wanted]
+        for _ in range(2)
+    )
+    for own, part, single in zip(model.prefill_together(parts), parts, singles, strict=True):
+        alone = model.prefill(single.state, single.ids, capture_at=single.capture_at)
+        assert error(own.logits, alone.logits) < 2e-5
+        assert max(map(error, part.state.snapshot().arrays, single.state.snapshot().arrays)) < 2e-5
+        for mine, theirs in zip(own.checkpoints, alone.checkpoints, strict=True):
+            assert mine.length == theirs.length
+            assert max(map(error, mine.arrays, theirs.arrays)) < 2e-5
+
+
+def begun(model: Forward, n_past: int) -> State:
+    state = model.new_state()
+    if n_past:
+        model.prefill(state, IDS[:n_past])
+    return state

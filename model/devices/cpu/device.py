@@ -45,6 +45,8 @@ class CpuDevice:
     # MLX's CPU products are fast in float32 only: 5 GFLOP/s in bfloat16 on two cores, 200 in float32.
     dtype: ClassVar[str | None] = "float32"
     most_part_tokens: ClassVar[int] = 512  # near the caches
+    # Products run at full speed from some hundred rows on, and mixed tokens leave the caches.
+    reads_ragged: ClassVar[bool] = False
     layers_at_once: ClassVar[int | None] = 1
     attention_bytes: ClassVar[int] = 64 << 20  # of each core's blocks a few
     budget_share: ClassVar[float] = 0.5  # other programs live in the same memory

@@ -39,6 +39,7 @@ class CudaDevice:
     kind: ClassVar[DeviceKind] = "cuda"
     dtype: ClassVar[str | None] = None
     most_part_tokens: ClassVar[int] = 4096
+    reads_ragged: ClassVar[bool] = True
     # MLX launches a pass whole before its first kernels are done: the 0.8B shape took 3.4 MB a token on an
     # H200, 4B 5.3 MB, where all layers count 2.5 and 6.9.
     layers_at_once: ClassVar[int | None] = None

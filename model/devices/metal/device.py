@@ -37,6 +37,7 @@ class MetalDevice:
     kind: ClassVar[DeviceKind] = "metal"
     dtype: ClassVar[str | None] = None
     most_part_tokens: ClassVar[int] = 2048
+    reads_ragged: ClassVar[bool] = True  # (not run here)
     # MLX waits when ten command buffers of some 50 MB are under way, less than a layer of a long part (not
     # run here).
     layers_at_once: ClassVar[int | None] = 2
