@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from model.errors import InputError
-from server.http import values
+from server.http import schema, values
 from server.http.schema import _without_surrogates, parse
 from server.http.values import has_too_many_values
 from server.openai.schema import ChatRequest
@@ -176,7 +176,8 @@ def test_x5_a_body_of_a_million_values_is_refused_before_it_is_parsed(
     server: Live, path: str, piece: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pydantic.BaseModel.model_validate_json", None)  # building its tree takes seconds
-    monkeypatch.setattr(values, "MAX_VALUES", 10_000)
+    for room in (schema, values):
+        monkeypatch.setattr(room, "MAX_VALUES", 10_000)
     body = MANY[path] % (piece * 11_000)
     response = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
