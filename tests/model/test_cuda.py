@@ -19,12 +19,13 @@ from model.checkpoint.fingerprint import ModelFingerprint
 from model.devices.cpu.device import CpuDevice
 from model.devices.cuda import device as cuda_device
 from model.devices.cuda.device import CudaDevice
+from model.devices.cuda.gdn import CudaGdn
 from model.devices.cuda.kernels import attention_prompt, few_experts, kernel
 from model.devices.cuda.kernels.attention_step import AttentionShape, AttentionWeights, decode
 from model.devices.cuda.kernels.few_rows import Norm, matrix_of, multiply
 from model.devices.cuda.kernels.pointwise import add_norm, swiglu
 from model.devices.cuda.product import Product
-from model.forward import Forward
+from model.forward import Forward, Part
 from model.layers.ops import Projection
 from model.state import State
 from tests.fakes import cuda_emulator, tiny
@@ -146,6 +147,66 @@ def test_a_prompt_in_parts_gives_the_same_logits_states_and_captures(
             for left, right in zip(a.layers, b.layers, strict=True):
                 assert_near(left.window, right.window)
                 assert_near(left.matrix, right.matrix)
+
+
+RAGGED = [(0, 130, (3, 64, 130)), (70, 1, (71,)), (5, 61, ()), (0, 64, (63,))]
+
+
+def ragged_parts(forward: Forward) -> list[Part]:
+    parts = []
+    for i, (n_past, n, captures) in enumerate(RAGGED):
+        state = forward.new_state()
+        if n_past:
+            forward.prefill(state, ids(n_past, seed=i))
+        parts.append(Part(state, ids(n, seed=10 + i), captures))
+    return parts
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_prompts_of_unlike_lengths_in_one_pass_give_what_array_operations_give_each_alone(name: str) -> None:
+    plain, fused, _ = both(SHAPES[name])
+    parts = ragged_parts(fused)
+    read = fused.prefill_together(parts)
+    with mx.stream(mx.cpu):
+        singles = ragged_parts(plain)
+        alone = [plain.prefill(p.state, p.ids, capture_at=p.capture_at) for p in singles]
+    for part, own, single, there in zip(parts, read, singles, alone, strict=True):
+        assert_near(own.logits, there.logits)
+        assert_same_state(part.state, single.state)
+        for a, b in zip(own.checkpoints, there.checkpoints, strict=True):
+            assert a.length == b.length
+            for left, right in zip(a.layers, b.layers, strict=True):
+                assert_near(left.window, right.window)
+                assert_near(left.matrix, right.matrix)
+
+
+def test_what_fills_a_chunk_changes_no_state_and_would_be_seen_if_it_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, fused, _ = both(SHAPES["like the demo model"])
+
+    def states() -> list[mx.array]:
+        parts = ragged_parts(fused)
+        fused.prefill_together(parts)
+        return [layer.matrix for part in parts for layer in part.state.recurrent]
+
+    wanted = []
+    for part in ragged_parts(fused):
+        fused.prefill(part.state, part.ids)
+        wanted += [layer.matrix for layer in part.state.recurrent]
+
+    def error() -> float:
+        return max(float(mx.abs(a - b).max()) for a, b in zip(states(), wanted, strict=True))
+
+    assert error() < 1e-4
+    inert = CudaGdn._inert
+    with monkeypatch.context() as patch:  # gates that are open in the rows between two sequences
+        patch.setattr(CudaGdn, "_inert", lambda self, windows: mx.maximum(inert(self, windows), 0.0))
+        opened = error()
+    with monkeypatch.context() as patch:  # windows that are not those of the sequences
+        patch.setattr(CudaGdn, "_inert", lambda self, windows: inert(self, mx.zeros_like(windows)))
+        emptied = error()
+    assert min(opened, emptied) > 1e-3
 
 
 def test_a_prompt_after_a_cut_does_not_see_what_stood_there() -> None:

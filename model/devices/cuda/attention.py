@@ -19,6 +19,7 @@ from model.devices.cuda.kernels.attention_step import (
 )
 from model.layers.attention import Attention, StepGroup, batch_order
 from model.layers.ops import Ops
+from model.layers.ragged import Ragged
 from model.state import KvRows
 
 _READ_ANEW = 8  # tokens of a sequence up to which each reads all rows by itself
@@ -69,14 +70,29 @@ class CudaAttention(Attention):
         joined = self.inputs.joined(x)
         positions = mx.arange(rows.length, rows.length + x.shape[1], dtype=mx.int32)
         q, k, v = prepare(joined.squeeze(0), positions, self._shape, self._weights, is_step=False)
+        return self._close(joined, self._attend_prompt(q, k, v, rows))
+
+    def prefill_ragged(self, x: mx.array, rows: Sequence[KvRows], ragged: Ragged) -> mx.array:
+        joined = self.inputs.joined(x)
+        q, k, v = prepare(joined.squeeze(0), ragged.positions, self._shape, self._weights, is_step=False)
+        outs = [
+            self._attend_prompt(q[:, :, span], k[:, :, span], v[:, :, span], own)
+            for own, span in zip(rows, ragged.spans, strict=True)
+        ]
+        return self._close(joined, mx.concatenate(outs, axis=2))
+
+    def _attend_prompt(self, q: mx.array, k: mx.array, v: mx.array, rows: KvRows) -> mx.array:
+        """Append T tokens of one sequence, [1, H, T, D], and attend over everything: [1, Hq, T, D]."""
         if is_needed(self._shape.head_dim, q.dtype):
             rows.push(k, v)
-            out = attend_causal(q, *rows.reserved(ALIGNMENT), rows.length, self._scale)
-        else:
-            keys, values = rows.append(k, v)
-            out = self._ops.attend(q, keys, values, self._scale, "causal" if x.shape[1] > 1 else None)
+            return attend_causal(q, *rows.reserved(ALIGNMENT), rows.length, self._scale)
+        keys, values = rows.append(k, v)
+        return self._ops.attend(q, keys, values, self._scale, "causal" if q.shape[2] > 1 else None)
+
+    def _close(self, joined: mx.array, out: mx.array) -> mx.array:
+        """Gate the heads' outputs [1, Hq, T, D] and project them to [1, T, H]."""
         n_heads, dim = self._shape.n_heads, self._shape.head_dim
-        gate = joined[..., : 2 * n_heads * dim].reshape(*x.shape[:2], n_heads, 2, dim)[..., 1, :]
+        gate = joined[..., : 2 * n_heads * dim].reshape(*joined.shape[:2], n_heads, 2, dim)[..., 1, :]
         return self._mix(out.transpose(0, 2, 1, 3), gate)
 
     def step(self, x: mx.array, groups: Sequence[StepGroup], layer: int) -> mx.array:

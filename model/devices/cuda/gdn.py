@@ -13,6 +13,7 @@ from model.devices.cuda.kernels.gdn_prompt import TAPS, GdnShape, GdnWeights, ca
 from model.devices.cuda.kernels.gdn_step import few, step
 from model.layers.gdn import Gdn, Trail
 from model.layers.ops import Ops
+from model.layers.ragged import Ragged
 from model.state import Recurrent
 
 _FEWEST_NUMBERS = 4  # of an array that MLX keeps on the GPU
@@ -93,6 +94,40 @@ class CudaGdn(Gdn):
             tail = mx.concatenate([window[-missing:], tail])
         out = self._ops.apply(self.output, walked.out[None])
         return out, Recurrent(tail[None], walked.state[None]), captured
+
+    def prefill_ragged(
+        self, x: mx.array, pasts: Sequence[Recurrent], ragged: Ragged
+    ) -> tuple[mx.array, list[Recurrent], list[list[Recurrent]]]:
+        if len(pasts) == 1 or not can_walk(self._shape, x.dtype):
+            return super().prefill_ragged(x, pasts, ragged)
+        layout, first = ragged.in_chunks, pasts[0].window.squeeze(0)
+        windows = mx.concatenate([past.window.squeeze(0) for past in pasts[1:]])
+        given = [
+            self.inputs.joined(x).squeeze(0),
+            self._inert(windows),
+            self._inert(mx.zeros_like(first[:1])),
+        ]
+        rows = mx.concatenate(given)[layout.source]
+        matrices = mx.concatenate([past.matrix for past in pasts])
+        walked = walk(rows, first, matrices, self._shape, self._weights, layout.first_chunks)
+
+        def after(row: int, n_tokens: int) -> Recurrent:
+            window, matrix = capture(layout.starts[row] + n_tokens, rows, first, walked, self._shape)
+            return Recurrent(window[None], matrix[None])
+
+        ends, captured = [], []
+        for row, (n_tokens, capture_at) in enumerate(zip(ragged.n_tokens, ragged.capture_at, strict=True)):
+            ends.append(after(row, n_tokens))
+            captured.append([after(row, n) for n in capture_at])
+        return self._ops.apply(self.output, walked.out[layout.tokens][None]), ends, captured
+
+    def _inert(self, windows: mx.array) -> mx.array:
+        """Rows of the input projections for tokens that went through the convolution before, [n, C]: their
+        gates neither decay a state nor let anything be written to it."""
+        n_rows, n_heads = windows.shape[0], self._shape.n_value_heads
+        z = mx.zeros((n_rows, n_heads * self._shape.value_head_dim), windows.dtype)
+        gates = mx.full((n_rows, 2 * n_heads), -mx.inf, windows.dtype)
+        return mx.concatenate([windows, z, gates], axis=1)
 
     def step(self, x: mx.array, past: Recurrent) -> tuple[mx.array, Recurrent]:
         mixed, state = self.mix_step(self.inputs.joined(x)[:, 0], past)

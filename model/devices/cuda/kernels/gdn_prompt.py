@@ -13,8 +13,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from model.devices.cuda.kernels.kernel import Constants, Kernel
+from model.layers.ragged import CHUNK
 
-CHUNK = 64
 TAPS = 4
 _RUN = 16  # tokens that one thread of the convolution goes through
 _TILE = 16  # value rows of the state that one block carries
@@ -173,9 +173,9 @@ const int stride = is_value ? DV : DK;
 for (int i = 0; i < C; ++i) out[i * stride] = x[i];
 """
 
-# One block carries TILE rows of one head's state through all chunks; while it computes with one matrix,
-# the next is on its way to the registers. Shared rows are padded by four floats: eight rows read side by
-# side then fall on different banks.
+# One block carries TILE rows of one head's state through the chunks of one sequence; while it computes with
+# one matrix, the next is on its way to the registers. Shared rows are padded by four floats: eight rows read
+# side by side then fall on different banks.
 _CARRY = """
 constexpr int PAD = DK + 4;
 constexpr int PARTS = C * DK / 4 / THREADS;
@@ -185,17 +185,17 @@ __shared__ __align__(16) float state[TILE * PAD];
 __shared__ __align__(16) float fresh[C * TILE];
 const int t = threadIdx.x;
 const int head = blockIdx.y;
-const int first = blockIdx.x * TILE;
+const int first = blockIdx.x % (DV / TILE) * TILE;
 const int row = t / 4, lane = t % 4;
 for (int i = t; i < TILE * DK; i += THREADS) {
   const int d = i / DK, k = i % DK;
-  state[d * PAD + k] = start[(head * DV + first + d) * DK + k];
+  state[d * PAD + k] = start[((sequence * HV + head) * DV + first + d) * DK + k];
 }
 float4 next[PARTS];
 float value[TILE / 4];
-const float4* source = reinterpret_cast<const float4*>(&w[(long long)head * n_chunks * C * DK]);
+const float4* source = reinterpret_cast<const float4*>(&w[((long long)head * n_chunks + begin) * C * DK]);
 for (int i = 0; i < PARTS; ++i) next[i] = source[i * THREADS + t];
-for (int n = 0; n < n_chunks; ++n) {
+for (int n = begin; n < end; ++n) {
   const long long chunk = (long long)head * n_chunks + n;
   __syncthreads();
   for (int i = 0; i < PARTS; ++i) {
@@ -227,7 +227,7 @@ for (int n = 0; n < n_chunks; ++n) {
     const int at = 4 * (i * THREADS + t);
     *reinterpret_cast<float4*>(&matrix[(at / DK) * PAD + at % DK]) = next[i];
   }
-  if (n + 1 < n_chunks) {
+  if (n + 1 < end) {
     source = reinterpret_cast<const float4*>(&w[(chunk + 1) * C * DK]);
     for (int i = 0; i < PARTS; ++i) next[i] = source[i * THREADS + t];
   }
@@ -251,8 +251,13 @@ for (int n = 0; n < n_chunks; ++n) {
 __syncthreads();
 for (int i = t; i < TILE * DK; i += THREADS) {
   const int d = i / DK, k = i % DK;
-  last[(head * DV + first + d) * DK + k] = state[d * PAD + k];
+  last[((sequence * HV + head) * DV + first + d) * DK + k] = state[d * PAD + k];
 }
+"""
+_ALONE = "const int sequence = 0, begin = 0, end = n_chunks;"
+_BESIDE_OTHERS = """
+const int sequence = blockIdx.x / (DV / TILE);
+const int begin = first_chunks[sequence], end = first_chunks[sequence + 1];
 """
 
 # One block does one chunk of one value head: O = exp(G) Q S^T + (Q K^T * D) V', then the gated norm. Each
@@ -458,7 +463,14 @@ _carry = Kernel(
     "gdn_carry",
     ["u", "w", "to_end", "totals", "start"],
     ["starts", "news", "last"],
-    _CARRY,
+    _ALONE + _CARRY,
+    numbers=["n_chunks"],
+)
+_carry_each = Kernel(
+    "gdn_carry_each",
+    ["u", "w", "to_end", "totals", "start", "first_chunks"],
+    ["starts", "news", "last"],
+    _BESIDE_OTHERS + _CARRY,
     numbers=["n_chunks"],
 )
 _attend = Kernel(
@@ -529,7 +541,7 @@ class Walk(NamedTuple):
 
     Attributes:
         out: [T, Hv * Dv], the input of the output projection.
-        state: [Hv, Dv, Dk] after the part.
+        state: [Hv, Dv, Dk] after the part; of several sequences [B, Hv, Dv, Dk].
         mixed, starts, news, totals: what :func:`capture` reads.
     """
 
@@ -553,12 +565,20 @@ def can_walk(shape: GdnShape, dtype: mx.Dtype) -> bool:
     return divides and max(solve, carry, attend) <= _SHARED_BYTES
 
 
-def walk(rows: mx.array, window: mx.array, state: mx.array, shape: GdnShape, weights: GdnWeights) -> Walk:
-    """Feed T tokens of one sequence.
+def walk(
+    rows: mx.array,
+    window: mx.array,
+    state: mx.array,
+    shape: GdnShape,
+    weights: GdnWeights,
+    first_chunks: mx.array | None = None,
+) -> Walk:
+    """Feed T tokens of one sequence, or of several that lie end to end in whole chunks.
 
     Args:
         rows: [T, q | k | v | z | b | a] of the input projections.
-        window: [3, C], the rows before; state: [Hv, Dv, Dk], float32.
+        window: [3, C], the rows before; state: [Hv, Dv, Dk], float32, or [B, Hv, Dv, Dk].
+        first_chunks: of several sequences, see :class:`model.layers.ragged.InChunks`.
     """
     n_tokens, n_channels = rows.shape[0], shape.n_channels
     heads, dk, dv = shape.n_value_heads, shape.key_head_dim, shape.value_head_dim
@@ -581,10 +601,13 @@ def walk(rows: mx.array, window: mx.array, state: mx.array, shape: GdnShape, wei
         [(shape_, mx.float32) for shape_ in ((*rows_of, dv), (*rows_of, dk), (*rows_of, dk), rows_of)],
         n_tokens,
     )
-    starts, news, last = _carry(
-        [u, w, to_end, totals, state],
+    inputs, carry, n_seqs = [u, w, to_end, totals, state], _carry, 1
+    if first_chunks is not None:
+        inputs, carry, n_seqs = [*inputs, first_chunks], _carry_each, state.shape[0]
+    starts, news, last = carry(
+        inputs,
         constants | {"TILE": _TILE},
-        (dv // _TILE, heads),
+        (n_seqs * (dv // _TILE), heads),
         _THREADS,
         [((heads, n_chunks, dv, dk), mx.float32), (u.shape, mx.float32), (state.shape, mx.float32)],
         n_chunks,
@@ -610,7 +633,7 @@ def capture(
         shape.constants(rows.dtype) | {"C": CHUNK, "THREADS": _THREADS},
         (shape.n_value_heads,),
         _THREADS,
-        [(walked.state.shape, mx.float32), (window.shape, window.dtype)],
+        [(walked.state.shape[-3:], mx.float32), (window.shape, window.dtype)],
         position,
         walked.starts.shape[1],
     )
