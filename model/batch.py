@@ -13,8 +13,8 @@ from model.layers.gdn import Trail
 from model.layers.network import Network
 from model.state import STEP, Buffers, Checkpoint, KvRows, Recurrent, State, capacity_for, stack_recurrent
 
-# Steps after an extension during which members stay in buffers of their own: the next extension may be near,
-# and to move them costs a copy of their rows.
+# Steps after an extension during which members stay in buffers of their own: another extension may follow
+# soon, and moving members costs a copy of their rows.
 _APART = 64
 
 # Sequences share padded buffers while the padding at most doubles them, or hardly matters.
@@ -191,7 +191,7 @@ class DecodeBatch:
         ]
 
     def _settle(self) -> None:
-        """Bring groups and rows in line with the membership, moving what need be in one go."""
+        """Rebuild groups and rows after the membership changed, moving everything that must move at once."""
         self._recurrent = self._settled_recurrent()
         self._rows = self.keys
         apart = self._n_since_extended < _APART
@@ -273,7 +273,7 @@ def _partition(lengths: dict[int, int]) -> Iterable[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Sequences that stand in one buffer, all flush right at its last column in use.
+    """Sequences that share one buffer, all ending at its last column in use.
 
     Attributes:
         rows: the buffer.
@@ -285,10 +285,10 @@ class Members:
 
 
 def merge(parts: Sequence[Members], length: int) -> KvRows:
-    """One buffer for the sequences of ``parts``, one after the other, flush right at column ``length``; lazy.
+    """One buffer for the sequences of ``parts``, in order, all ending at column ``length``; lazy.
 
-    None of them is longer than that: what stands further left in its old buffer is padding. A whole buffer
-    that stands right already is returned as it is.
+    No sequence is longer than that: what lies further left in its old buffer is padding. A single buffer that
+    already has this form is returned as it is.
     """
     first = parts[0]
     if len(parts) == 1 and first.at is None and first.rows.length == length:

@@ -1,4 +1,4 @@
-"""What a device must say and do for the model to run on it; the devices themselves are ``model/devices``."""
+"""What a device must provide for the model to run on it; the devices themselves are in ``model/devices``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.layers.network import Network
 DeviceKind = Literal["cpu", "metal", "cuda"]
 
 LEAST_POOL = 256 << 20
-"""Bytes of freed buffers that MLX keeps on a GPU at any rate."""
+"""The fewest bytes of freed buffers that MLX may keep on a GPU."""
 
 
 class Device(Protocol):
@@ -24,7 +24,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name shown to people."""
 
     @property
     def n_memory_bytes(self) -> int:

@@ -24,7 +24,7 @@ from model.sampling import warm_up_sampling
 from model.state import Checkpoint, KvLayout, Recurrent, State, capacity_for, stack_recurrent
 
 _LEAST = 4 * CHUNK
-_WEIGHT = 0.5  # of the newest pass in the measured speed
+_WEIGHT = 0.5  # of the newest pass in the moving average
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +55,24 @@ class Part:
 
 
 class Pace:
-    """How fast prompts are read, measured as they are.
+    """The measured speed of prefill.
 
-    Args:
-        seconds_per_token: None before any pass was measured.
+    Attributes:
+        seconds_per_token: None until a pass has been measured.
     """
 
     def __init__(self) -> None:
         self.seconds_per_token: float | None = None
 
     def note(self, n_tokens: int, seconds: float) -> None:
-        """A pass took so long. Short ones say little: a pass has a cost of its own."""
+        """Record a pass. Short ones are ignored, because a pass has a fixed cost."""
         if n_tokens < _LEAST:
             return
         newest, known = seconds / n_tokens, self.seconds_per_token
         self.seconds_per_token = newest if known is None else _WEIGHT * newest + (1 - _WEIGHT) * known
 
     def tokens_within(self, seconds: float, most: int) -> int:
-        """Tokens, whole chunks and at least a few of them, that a pass may take to be done in ``seconds``."""
+        """Tokens that a pass can read in ``seconds``: whole chunks, and at least a few of them."""
         if self.seconds_per_token is None:
             return _LEAST
         n = int(seconds / self.seconds_per_token)
@@ -87,8 +87,8 @@ class Forward:
     Attributes:
         weights: by dotted name, of layers as they were put together.
         n_weight_bytes: what the weights take.
-        part_tokens: of a prompt, those that a pass takes at once.
-        few_tokens: of each of several sequences, those that go through a step of several tokens; 0 where the
+        part_tokens: tokens of a prompt that one pass reads.
+        few_tokens: tokens of each sequence that go through a step of several tokens; 0 where the
             device gains nothing by that.
         reads_ragged: whether :meth:`prefill_together` gains anything with longer ones.
         kv_layout: how rows of keys and values are stored.
@@ -113,15 +113,14 @@ class Forward:
         self._empty = State.empty(config, self.kv_layout)
 
     def fit_parts(self, n_bytes: int) -> None:
-        """Let a pass take as many tokens at once as ``n_bytes`` hold the temporaries of, attention's among
-        them."""
+        """Limit a pass to the tokens whose temporaries, attention's included, fit in ``n_bytes``."""
         self.part_tokens = part_tokens(
             self._device.most_part_tokens, self._token_bytes, n_bytes - self._device.attention_bytes
         )
 
     def tokens_within(self, seconds: float) -> int:
-        """Tokens of a prompt that are read in about ``seconds``, by the speed measured last; at least a few
-        chunks of them, at most those of a part."""
+        """Tokens of a prompt that take about ``seconds`` at the speed measured last: at least a few chunks,
+        at most :attr:`part_tokens`."""
         return self._pace.tokens_within(seconds, self.part_tokens)
 
     def new_state(self) -> State:
@@ -341,11 +340,11 @@ class Forward:
 
 
 def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:
-    """Tokens of a part, a multiple of the GDN chunk, whose temporaries take ``n_bytes`` at most (None: any),
-    unless that is less than a few chunks.
+    """Tokens that one pass reads: whole GDN chunks whose temporaries fit in ``n_bytes`` (None: no limit), at
+    least a few.
 
     Args:
-        most: what suits the device.
+        most: the most that suits the device.
         token_bytes: see :func:`temporary_bytes`.
     """
     fitting = most if n_bytes is None else n_bytes // token_bytes // CHUNK * CHUNK
@@ -355,13 +354,14 @@ def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:
 def temporary_bytes(
     config: ModelConfig, weights: Weights, dtype: mx.Dtype, layers_at_once: int | None
 ) -> int:
-    """About what one token of a prompt takes while it is read, in bytes, attention's scores aside: they are
-    bounded by themselves.
+    """Roughly the bytes of temporaries that one token of a prompt takes during a pass. Attention scores are
+    not counted: they have a bound of their own.
 
     Args:
-        weights: by dotted name; the outputs of all matrices are counted twice, once for what is made of them.
-        dtype: what is computed in.
-        layers_at_once: those whose temporaries are in memory together; None for all.
+        weights: by dotted name. The output of each matrix is counted twice, the second time for what is
+            computed from it.
+        dtype: in which the layers compute.
+        layers_at_once: how many layers have temporaries in memory at the same time; None for all.
     """
     # Of the chunked rule in float32: U and the new values, W and the keys, and a state for each chunk.
     widths = config.value_head_dim + config.key_head_dim

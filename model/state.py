@@ -108,7 +108,7 @@ class KvRows:
 
     @property
     def is_full(self) -> bool:
-        """One more row takes more memory."""
+        """Whether one more row takes more memory."""
         return self.length == self.capacity
 
     @property
@@ -117,7 +117,7 @@ class KvRows:
 
     @property
     def arrays(self) -> Buffers:
-        """What has to be evaluated for this object to be up to date."""
+        """The arrays to evaluate for this object to be up to date."""
         return self._buffers
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -140,8 +140,9 @@ class KvRows:
         return self._buffers
 
     def reserved(self, multiple: int | None = None) -> tuple[mx.array, mx.array]:
-        """Keys and values [B, H, n, D] of what is in use and of columns behind it, which are finite and
-        nobody's: all there are, or up to the next multiple of a divisor of :data:`STEP`."""
+        """Keys and values [B, H, n, D] of the columns in use and of spare ones behind them, whose values are
+        finite and mean nothing: all of them, or up to the next multiple of ``multiple``, a divisor of
+        :data:`STEP`."""
         n = self.capacity if multiple is None else -(-self.length // multiple) * multiple
         return self.layout.decode(self._used(slice(None), 0, n))
 
@@ -162,8 +163,8 @@ class KvRows:
         return _on_its_own(self.layout, used, n_rows)
 
     def moved(self, length: int, room: int) -> Buffers:
-        """The buffers with ``length`` columns in use, flush right, and ``room`` behind them; lazy. Those
-        themselves where they stand so already."""
+        """The rows at the right end of ``length`` columns in use, with ``room`` more behind; lazy. The
+        present buffers where they already have that form."""
         if self.length == length and self.capacity == length + room:
             return self._buffers
         used = self._used(slice(None), max(self.length - length, 0), self.length)

@@ -27,8 +27,8 @@ import mlx.core as mx
 
 CHUNK = 64
 _BLOCK = 16
-_SIZES = (16, 32, CHUNK)  # a short part takes a smaller chunk
-_FEWEST_AT_ONCE = 4  # tokens of one sequence from which on a chunk is fewer operations than steps
+_SIZES = (16, 32, CHUNK)  # a short part is read in a smaller chunk
+_FEWEST_AT_ONCE = 4  # tokens of one sequence from which on a chunk takes fewer operations than single steps
 
 
 class DeltaRule(Protocol):
@@ -66,7 +66,7 @@ class DeltaRule(Protocol):
 
 
 class Chunked:
-    """Array operations throughout."""
+    """The rule in MLX array operations."""
 
     def __init__(self, exp: Callable[[mx.array], mx.array] = mx.exp) -> None:
         self._exp = exp

@@ -1,7 +1,7 @@
 """One GDN layer: projections, short convolution, delta rule, gated norm, output projection.
 
 The modules are mlx-lm's (plain, quantised or with LoRA); how they are put together is ours, so that
-the state is explicit and can be had from any position.
+the state is explicit and available at any position.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Trail(Protocol):
     """What a GDN layer passed through while T tokens were fed to each of B sequences."""
 
     def at(self, n_tokens: Sequence[int]) -> Recurrent:
-        """The state of each sequence after so many of its tokens, each one of those announced, in buffers of
-        its own."""
+        """The states [B, ...] after the given numbers of tokens, one for each sequence and among those
+        announced, in buffers of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The operations that layers are made of where devices differ: each has a plain form in MLX's own functions,
-and a device puts another in its place.
+"""The operations of a layer in which devices differ. Each has a plain form in MLX's own functions, which a
+device may replace.
 
-Linear layers that read the same input are applied as one product. One product in the place of four is what
-decoding needs: there a launch costs more than its arithmetic.
+Linear layers that read the same input are applied as one product. Decoding needs that: its launches cost
+more than their arithmetic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def apply_layer(layer: nn.Module, x: mx.array) -> mx.array:
 
 
 def apply_unpacked(layer: nn.Module, x: mx.array) -> mx.array:
-    """Many rows through the unpacked matrix, which is made anew for each product and not kept."""
+    """Multiply many rows by the unpacked matrix, which is made for each product and not kept."""
     many = x.size // x.shape[-1] >= _UNPACK_ROWS
     if many and type(layer) is nn.QuantizedLinear and "bias" not in layer and layer.mode == "affine":
         return x @ unpacked(layer).T

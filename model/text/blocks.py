@@ -26,7 +26,7 @@ N_BYTES_PER_ENTRY = 200
 
 
 class IdsMemo:
-    """Token ids of text segments. Owns nothing but memory: dropping an entry costs time, never truth.
+    """Token ids of text segments. A pure cache: dropping an entry costs time and changes no result.
 
     Args:
         budget_bytes: what texts and ids may hold together; the least recently used go first, and what is
@@ -41,7 +41,7 @@ class IdsMemo:
 
     @property
     def n_bytes(self) -> float:
-        """What is held."""
+        """Bytes held."""
         return self._kept.currsize
 
     def recall(self, text: str, make: Callable[[str], Ids]) -> Ids:

@@ -34,8 +34,8 @@ from model.layers.attention import Attention, StepGroup
 from model.layers.ops import Ops
 from model.state import KvRows
 
-_ROWS, _KEYS = 256, 512  # scores in hand at once: half a megabyte
-_LONG = 1 << 19  # numbers of a head's keys from which on one query is worth the threads
+_ROWS, _KEYS = 256, 512  # scores computed at once: half a megabyte
+_LONG = 1 << 19  # numbers in a head's keys from which on a single query is shared between threads
 
 
 @dataclass(frozen=True, slots=True)

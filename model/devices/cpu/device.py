@@ -23,7 +23,7 @@ from model.errors import BackendError
 from model.layers.network import Network, head_of, network_of
 
 _FEW_SIZES = (2, 64)
-_LITTLE = 16  # of the memory there is, a part of which less than this is free is short
+_LITTLE = 16  # memory is short when less than this fraction of it is free
 _SMALL_BYTES = 256 << 20  # weights that a step reads from caches rather than from memory, roughly
 
 
@@ -44,11 +44,11 @@ class CpuDevice:
     kind: ClassVar[DeviceKind] = "cpu"
     # MLX's CPU products are fast in float32 only: 5 GFLOP/s in bfloat16 on two cores, 200 in float32.
     dtype: ClassVar[str | None] = "float32"
-    most_part_tokens: ClassVar[int] = 512  # near the caches
+    most_part_tokens: ClassVar[int] = 512  # temporaries stay near the caches
     # Products run at full speed from some hundred rows on, and mixed tokens leave the caches.
     reads_ragged: ClassVar[bool] = False
     layers_at_once: ClassVar[int | None] = 1
-    attention_bytes: ClassVar[int] = 64 << 20  # of each core's blocks a few
+    attention_bytes: ClassVar[int] = 64 << 20  # a few blocks for each core
     budget_share: ClassVar[float] = 0.5  # other programs live in the same memory
     warm_sizes: ClassVar[tuple[int, ...]] = (1,)
     fuses_sampling: ClassVar[bool] = False

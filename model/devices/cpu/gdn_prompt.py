@@ -1,4 +1,4 @@
-"""Many tokens of a GDN layer between its projections on the CPU, in NumPy on all cores.
+"""What a GDN layer computes between its projections for many tokens, in NumPy on all of the CPU's cores.
 
 A key head and the value heads that read it need nothing of the others from the convolution to the gated
 norm: the heads are shared out to the threads, which take blocks of tokens that fit a core's cache. The
@@ -16,8 +16,8 @@ import numpy as np
 from model.checkpoint.config import ModelConfig
 from model.devices.cpu.rows import Array, Crew, normalise, one_plus_exp_minus
 
-_PART = 512  # tokens at once, and
-_MOST_HEADS = 2  # key heads: what a thread has in hand then nearly fits a core's cache
+# Tokens and key heads that a thread works on at once: few enough to nearly fit a core's cache.
+_PART, _MOST_HEADS = 512, 2
 CHUNK = 64
 _BLOCK = 16
 # Added to a difference of log decays, it leaves nothing of what a later token would give an earlier one.
@@ -243,21 +243,6 @@ def delta_rule(
         state += new.swapaxes(-1, -2) @ writing[:, n]
     out += decay @ news
     return out.reshape(n_heads, n_tokens, dv)
-
-
-def solve(a: Array, x: Array) -> None:
-    """Solve (I + A) X = B in place of B [..., T, m], A [..., T, T] read strictly below its diagonal; T is at
-    most some tens.
-
-    ``numpy.linalg.solve``, which factors A, takes two to five times as long for 16 heads.
-    """
-    n_tokens = a.shape[-1]
-    for start in range(0, n_tokens, _BLOCK):
-        end = min(start + _BLOCK, n_tokens)
-        if start:
-            x[..., start:end, :] -= a[..., start:end, :start] @ x[..., :start, :]
-        for i in range(start + 1, end):
-            x[..., i, :] -= np.vecmat(a[..., i, start:i], x[..., start:i, :])
 
 
 def _solve(a: Array, x: Array) -> None:

@@ -19,12 +19,13 @@ from model.layers.ops import Projection, unpacked
 
 Array = NDArray[np.float32]
 
-# Rows from which on a prompt is worth the threads, and those one piece of work has at least.
+# Rows from which on a prompt is shared between threads, and the fewest in a thread's share.
 MANY_ROWS, _FEWEST_ROWS = 32, 16
-# Fewer rows meet a matrix one by one: OpenBLAS packs it for a product of matrices, which costs more.
+# Fewer rows are multiplied one by one: OpenBLAS packs the matrix for a product of matrices,
+# which takes longer.
 _MATRIX_ROWS = 8
-# Numbers of a matrix that is worth the threads in a step, and of the share of it that stays in a core's cache
-# while one row after another meets it.
+# Numbers in a matrix from which on a step's product is shared between threads, and in a share of it that
+# stays in a core's cache while row after row is multiplied by it.
 _LARGE, _SHARE = 1 << 21, 1 << 19
 _UNIT_EPS = 1e-6  # on the sum of squares of a query or a key
 
@@ -85,7 +86,7 @@ def pieces(n_rows: int, crew: Crew) -> list[slice]:
 
 
 def _even(n_rows: int, n: int) -> list[slice]:
-    """Rows in ``n`` pieces of like length."""
+    """Rows in ``n`` pieces of equal length."""
     bounds = [n_rows * i // n for i in range(n + 1)]
     return [slice(*pair) for pair in pairwise(bounds)]
 
@@ -144,7 +145,7 @@ def one_plus_exp_minus(x: Array, out: Array) -> Array:
 
 
 def normalise(rows: Array, scale: float) -> None:
-    """Give every row the length ``scale``, in place."""
+    """Scale every row to the length ``scale``, in place."""
     rows *= (np.float32(scale) / np.sqrt(np.vecdot(rows, rows) + np.float32(_UNIT_EPS)))[..., None]
 
 
@@ -154,7 +155,7 @@ def _is_packed(layer: nn.Module) -> bool:
 
 
 class RmsNorm:
-    """The norm of ``norm``, whose weight is read once; over the last axis of what it is called with."""
+    """The RMS norm of module ``norm`` over the last axis; its weight is read once."""
 
     def __init__(self, norm: nn.Module) -> None:
         weight = np.asarray(norm.weight)
