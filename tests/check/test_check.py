@@ -26,6 +26,7 @@ from model.forward import Forward
 from server.check.kernels import check_kernels
 from server.check.passes import check_passes
 from server.check.result import Section, differing, report, table, verdict
+from server.check.speed import Speed, best
 from server.check.walk import _gap, check_walk
 from server.cli import main
 from tests.conftest import DEMO
@@ -190,6 +191,54 @@ def quick(monkeypatch: Patch) -> None:
     """Speeds are measured on next to nothing."""
     monkeypatch.setattr(speed, "LENGTHS", (16,))
     monkeypatch.setattr(speed, "_N_STEPS", 2)
+
+
+class Passes:
+    """Passes that take so many seconds each, in their order, on a clock of their own."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = iter(seconds)
+        self.now = 0.0
+
+    def __call__(self) -> Speed:
+        seconds = next(self._seconds)
+        self.now += seconds
+        return Speed(512 / seconds, 24 / seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fastest", "n_passes"),
+    [
+        ((0.25, 1.0, 2.0, 1.5), 1.0, 4),  # the first is not counted, were it the fastest
+        ((11.0, 1.0, 0.5, 2.0), 0.5, 4),
+        ((5.0, 7.0, 0.1), 7.0, 2),  # long ones are not repeated
+        ((13.0, 1.0), 13.0, 1),  # and of those that are very long the first counts
+    ],
+)
+def test_a_speed_is_the_best_of_several_passes_after_one_that_compiles(
+    seconds: tuple[float, ...], fastest: float, n_passes: int
+) -> None:
+    passes = Passes(*seconds)
+    assert best(passes, lambda: passes.now) == Speed(512 / fastest, 24 / fastest)
+    assert passes.now == sum(seconds[:n_passes])
+
+
+def test_every_length_is_measured_by_equal_passes_of_which_the_first_is_not_counted(
+    tiny_forward: Forward, monkeypatch: Patch
+) -> None:
+    lengths = []
+    right = Forward.prefill
+
+    def noted(self: Forward, state: Any, ids: Any, **options: Any) -> Any:
+        lengths.append(len(ids))
+        return right(self, state, ids, **options)
+
+    monkeypatch.setattr(speed, "LENGTHS", (16, 48))
+    monkeypatch.setattr(speed, "_N_STEPS", 2)
+    monkeypatch.setattr(Forward, "prefill", noted)
+    monkeypatch.setattr(Forward, "warm_up", lambda _: None)
+    assert list(speed.time_ours(tiny_forward)) == [16, 48]
+    assert lengths == [16] * 4 + [48] * 4
 
 
 @pytest.mark.slow
