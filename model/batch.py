@@ -11,6 +11,7 @@ import mlx.core as mx
 from model.layers.attention import StepGroup
 from model.layers.gdn import Trail
 from model.layers.network import Network
+from model.mtp import MtpBatch
 from model.state import STEP, Buffers, Checkpoint, KvRows, Recurrent, State, capacity_for, stack_recurrent
 
 # Steps after an extension during which members stay in buffers of their own: another extension may follow
@@ -68,6 +69,8 @@ class DecodeBatch:
         self._padding: list[mx.array | None] = []  # of each group; None where there is none
         self._trails: list[Trail] = []  # of an extension whose tokens are not kept yet
         self._n_since_extended = _APART  # steps
+        self._mtp = None if network.mtp is None else MtpBatch(network.mtp, network.head)
+        self._extended: tuple[mx.array, mx.array] | None = None  # ids and rows of the last extension
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -78,15 +81,17 @@ class DecodeBatch:
     def n_bytes(self) -> int:
         """Bytes held for the members, padding included."""
         held = sum(group.n_bytes for group in self._groups) + sum(layer.n_bytes for layer in self._recurrent)
+        held += sum(self._mtp.n_bytes_of(key) for key in self._lengths) if self._mtp else 0
         return held + sum(state.n_bytes for state in self._joined.values())
 
     def n_bytes_of(self, key: int) -> int:
         """The member's part of :attr:`n_bytes`; the parts of all add up to the whole."""
+        of_head = self._mtp.n_bytes_of(key) if self._mtp else 0
         if key in self._joined:
-            return self._joined[key].n_bytes
+            return of_head + self._joined[key].n_bytes
         group = self._group_of(key)
         recurrent = sum(layer.n_bytes for layer in self._recurrent)
-        return self._part(key, group.n_bytes, group.keys) + self._part(key, recurrent, self._rows)
+        return of_head + self._part(key, group.n_bytes, group.keys) + self._part(key, recurrent, self._rows)
 
     def length(self, key: int) -> int:
         """Tokens fed to member ``key``."""
@@ -98,11 +103,15 @@ class DecodeBatch:
         state.check()
         self._lengths[key] = state.length
         self._joined[key] = state
+        if self._mtp is not None and state.mtp is not None:
+            self._mtp.join(key, state.mtp)
+            state.mtp = None  # the batch's own until the sequence leaves
         self._n_since_extended = _APART  # buffers are rebuilt in any case
 
     def leave(self, key: int) -> State:
         """Give member ``key`` back as a state that stands alone, evaluated."""
         state = self._joined.pop(key) if key in self._joined else self._take(key)
+        state.mtp = self._mtp.leave(key) if self._mtp else None
         del self._lengths[key]
         # Its row stays in the buffers until the next step, unless nobody else is left in them.
         self._groups = [group for group in self._groups if any(map(self._is_settled, group.keys))]
@@ -113,18 +122,21 @@ class DecodeBatch:
 
     def snapshot(self, key: int) -> Checkpoint:
         """The recurrent states of member ``key`` now, evaluated, in buffers of their own."""
-        if key in self._joined:
-            return self._joined[key].snapshot()
-        checkpoint = Checkpoint(self._lengths[key], tuple(self._recurrent_of(key)))
+        joined = self._joined.get(key)
+        layers = self._recurrent_of(key) if joined is None else joined.recurrent
+        hidden = self._mtp.hidden(key) if self._mtp else None
+        checkpoint = Checkpoint(self._lengths[key], tuple(layers), hidden)
         mx.eval(*checkpoint.arrays)
         return checkpoint
 
     def fork(self, key: int, checkpoint: Checkpoint) -> State:
         """A state of its own at ``checkpoint``, taken on member ``key``, which goes on undisturbed."""
         if key in self._joined:
-            return self._joined[key].fork(checkpoint)
-        kv = self._group_of(key).rows_of(key, checkpoint.length)
-        forked = State(kv, list(checkpoint.layers), checkpoint.length)
+            forked = self._joined[key].fork(checkpoint)
+        else:
+            kv = self._group_of(key).rows_of(key, checkpoint.length)
+            forked = State(kv, list(checkpoint.layers), checkpoint.length)
+        forked.mtp = self._mtp.copy(key, checkpoint.length, checkpoint.hidden) if self._mtp else None
         mx.eval(*forked.arrays)
         return forked
 
@@ -144,7 +156,10 @@ class DecodeBatch:
         if has_changed:
             self._settle()
         self.has_grown = has_changed or any(rows.is_full for group in self._groups for rows in group.kv[:1])
-        logits = self._network.step(tokens, self._positions(), self._recurrent)
+        logits, hidden = self._network.step(tokens, self._positions(), self._recurrent)
+        if self._mtp is not None:
+            ones = [1] * len(self._lengths)
+            self.has_grown |= self._mtp.note(self.keys, tokens[:, None], hidden, ones)
         for key in self._lengths:
             self._lengths[key] += 1
         return logits
@@ -170,6 +185,7 @@ class DecodeBatch:
         counts = range(1, tokens.shape[1] + 1)
         hidden, self._trails = self._network.extend(tokens, self._positions(), self._recurrent, counts)
         self.has_grown = True
+        self._extended = tokens, hidden
         return self._network.head(hidden)
 
     def keep(self, n_tokens: Sequence[int]) -> None:
@@ -178,10 +194,24 @@ class DecodeBatch:
         assert len(n_tokens) == len(self._lengths)
         self._recurrent = [trail.at(n_tokens) for trail in self._trails]
         self._trails = []
+        if self._mtp is not None:
+            assert self._extended is not None
+            self._mtp.note(self.keys, *self._extended, n_tokens)
+        self._extended = None
         for key, n in zip(self._lengths, n_tokens, strict=True):
             self._lengths[key] += n
             for rows in self._group_of(key).kv:
                 rows.truncate(self._lengths[key])
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether :meth:`guess` may be called."""
+        return self._mtp is not None
+
+    def guess(self, keys: Sequence[int], tokens: mx.array, n_tokens: int) -> mx.array:
+        """What the model's multi-token prediction head takes to follow; see :meth:`MtpBatch.guess`."""
+        assert self._mtp is not None
+        return self._mtp.guess(keys, tokens, n_tokens)
 
     def _positions(self) -> list[StepGroup]:
         """Each group's buffers and positions for the next step."""

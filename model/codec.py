@@ -8,7 +8,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from model.state import Checkpoint, KvRows, Recurrent, State, capacity_for
+from model.state import Checkpoint, KvRows, MtpRows, Recurrent, State, capacity_for
+
+_HIDDEN = "hidden"
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -18,10 +20,13 @@ class StateCodec:
 
     Args:
         new_state: makes an empty state.
+        mtp: names the model's multi-token prediction head: the rows of another are none of its own. What was
+            stored without a head, or with another, is read without rows of it, and the other way round.
     """
 
-    def __init__(self, new_state: Callable[[], State]) -> None:
+    def __init__(self, new_state: Callable[[], State], mtp: int = 0) -> None:
         self._empty = new_state()
+        self._of_head = f"mtp.{mtp:016x}"
         self.layout = _describe(self._empty)
 
     def rows(self, state: State, start: int, end: int) -> Arrays:
@@ -32,6 +37,11 @@ class StateCodec:
             for i, rows in enumerate(state.kv)
             for j, buffer in enumerate(rows.arrays)
         }
+        begin = max(start, 1)
+        if state.mtp is not None and state.mtp.first <= begin < end:
+            first, last = begin - state.mtp.first, end - state.mtp.first
+            for j, buffer in enumerate(state.mtp.kv.arrays):
+                cut[f"{self._of_head}.{j}"] = mx.contiguous(buffer[:, :, first:last])
         return _to_numpy(cut)
 
     def recurrent(self, checkpoint: Checkpoint) -> Arrays:
@@ -40,6 +50,8 @@ class StateCodec:
         for i, layer in enumerate(checkpoint.layers):
             arrays[f"gdn.{i}.window"] = layer.window
             arrays[f"gdn.{i}.matrix"] = layer.matrix
+        if checkpoint.hidden is not None:
+            arrays[_HIDDEN] = checkpoint.hidden
         return _to_numpy(arrays)
 
     def checkpoint(self, length: int, recurrent: Arrays) -> Checkpoint:
@@ -55,7 +67,11 @@ class StateCodec:
             )
             for i, layer in enumerate(self._empty.recurrent)
         )
-        checkpoint = Checkpoint(length, layers)
+        hidden = None
+        if self._empty.mtp is not None and _HIDDEN in recurrent:
+            mtp = self._empty.mtp
+            hidden = _to_mlx(recurrent, _HIDDEN, like=mx.zeros((1, 1, mtp.width), mtp.kv.layout.dtype))
+        checkpoint = Checkpoint(length, layers, hidden)
         mx.eval(*checkpoint.arrays)
         return checkpoint
 
@@ -65,20 +81,39 @@ class StateCodec:
         Raises:
             ValueError: the arrays are not those of this model.
         """
-        kv = [self._layer(i, like, checkpoint.length, rows) for i, like in enumerate(self._empty.kv)]
-        state = State(kv, list(checkpoint.layers), checkpoint.length)
+        n = checkpoint.length
+        kv = [_joined(rows, f"kv.{i}", like, n) for i, like in enumerate(self._empty.kv)]
+        state = State(kv, list(checkpoint.layers), n, self._mtp(checkpoint, rows))
         mx.eval(*state.arrays)
         return state
 
-    def _layer(self, i: int, like: KvRows, n_rows: int, parts: Sequence[Arrays]) -> KvRows:
-        buffers = []
-        for j, empty in enumerate(like.arrays):
-            pieces = [_to_mlx(part, f"kv.{i}.{j}", like=empty, axis=2) for part in parts]
-            whole = mx.concatenate([empty, *pieces], axis=2)[:, :, :n_rows]
-            if whole.shape[2] != n_rows:
-                raise ValueError(f"kv.{i}.{j} has {whole.shape[2]} rows, {n_rows} are needed")
-            buffers.append(mx.pad(whole, [(0, 0), (0, 0), (0, capacity_for(n_rows) - n_rows), (0, 0)]))
-        return KvRows(like.layout, tuple(buffers), n_rows)
+    def _mtp(self, checkpoint: Checkpoint, parts: Sequence[Arrays]) -> MtpRows | None:
+        """The head's rows: those that no part without any comes after."""
+        if self._empty.mtp is None:
+            return None
+        start, first, held = 0, 1, list[Arrays]()
+        for part in parts:
+            start += part["kv.0.0"].shape[2]
+            if f"{self._of_head}.0" in part:
+                held.append(part)
+            else:
+                first, held = max(start, 1), []
+        kv = _joined(held, self._of_head, self._empty.mtp.kv, max(checkpoint.length - first, 0))
+        mtp = MtpRows(kv, self._empty.mtp.width, first)
+        mtp.go_back(checkpoint.length, checkpoint.hidden)
+        return mtp
+
+
+def _joined(parts: Sequence[Arrays], name: str, like: KvRows, n_rows: int) -> KvRows:
+    """The first ``n_rows`` of the rows that ``parts`` hold under ``name``, in one buffer each."""
+    buffers = []
+    for j, empty in enumerate(like.arrays):
+        pieces = [_to_mlx(part, f"{name}.{j}", like=empty, axis=2) for part in parts]
+        whole = mx.concatenate([empty, *pieces], axis=2)[:, :, :n_rows]
+        if whole.shape[2] != n_rows:
+            raise ValueError(f"{name}.{j} has {whole.shape[2]} rows, {n_rows} are needed")
+        buffers.append(mx.pad(whole, [(0, 0), (0, 0), (0, capacity_for(n_rows) - n_rows), (0, 0)]))
+    return KvRows(like.layout, tuple(buffers), n_rows)
 
 
 def _describe(state: State) -> str:

@@ -20,6 +20,7 @@ from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
 from model.layers.ragged import Ragged
+from model.mtp import append
 from model.sampling import warm_up_sampling
 from model.state import Checkpoint, KvLayout, Recurrent, State, capacity_for, stack_recurrent
 
@@ -110,7 +111,7 @@ class Forward:
         self.part_tokens = part_tokens(device.most_part_tokens, self._token_bytes)
         self._pace = Pace()
         self.kv_layout = KvLayout(config.n_kv_heads, config.head_dim, dtype, fingerprint.kv_bits)
-        self._empty = State.empty(config, self.kv_layout)
+        self._empty = State.empty(config, self.kv_layout, has_mtp=self.has_mtp)
 
     def fit_parts(self, n_bytes: int) -> None:
         """Limit a pass to the tokens whose temporaries, attention's included, fit in ``n_bytes``."""
@@ -129,8 +130,13 @@ class Forward:
 
     def state_bytes(self, n_tokens: int) -> int:
         """Bytes of a state that stands for ``n_tokens``."""
-        rows = len(self._empty.kv) * capacity_for(n_tokens)
+        rows = (len(self._empty.kv) + self.has_mtp) * capacity_for(n_tokens)
         return self._empty.n_bytes + rows * self.kv_layout.row_bytes
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the model has a head that guesses the token after the next."""
+        return self._network.mtp is not None
 
     @property
     def fuses_sampling(self) -> bool:
@@ -155,6 +161,8 @@ class Forward:
                 batch.join(key, state)
             logits = batch.step(mx.zeros((size,), mx.uint32))
             mx.eval(logits)
+            if batch.has_mtp:
+                mx.eval(batch.guess(batch.keys, mx.zeros((size,), mx.uint32), 2))
             if self.fuses_sampling:
                 warm_up_sampling(logits)
 
@@ -197,9 +205,11 @@ class Forward:
         """:meth:`prefill` of one token [1] by a decode step."""
         group = StepGroup(mx.array([0]), state.kv, state.length, None)
         recurrent = list(state.recurrent)
-        logits = self._network.step(token, [group], recurrent)[0]
+        rows, hidden = self._network.step(token, [group], recurrent)
+        logits = rows[0]
         state.recurrent = [layer.detached() for layer in recurrent]
         state.position += 1
+        self._remember(state, token[None], hidden, ())
         mx.eval(logits, *state.arrays)
         return Prefilled(logits, (state.snapshot(),) if capture_at else ())
 
@@ -212,7 +222,11 @@ class Forward:
         states = [[trail.at([n]) for trail in trails] for n in inside]
         state.recurrent = states[-1]
         state.position += n_tokens
-        checkpoints = [Checkpoint(p, tuple(states[inside.index(p - start)])) for p in capture_at]
+        own = self._remember(state, ids, hidden, [p - start for p in capture_at])
+        checkpoints = [
+            Checkpoint(p, tuple(states[inside.index(p - start)]), last)
+            for p, last in zip(capture_at, own, strict=True)
+        ]
         logits = self._network.head(hidden[:, -1:])[0, 0]
         mx.eval(logits, *state.arrays, *(a for checkpoint in checkpoints for a in checkpoint.arrays))
         return Prefilled(logits, tuple(checkpoints))
@@ -261,7 +275,8 @@ class Forward:
         for part, start, n in zip(parts, starts, n_tokens, strict=True):
             part.state.truncate(start + n)  # the rows of padding
         own = [[layer[row] for layer in captured[: len(inside[row])]] for row in range(len(parts))]
-        return self._finish(parts, last, ends, own)
+        rows = [hidden[row : row + 1, :n] for row, n in enumerate(n_tokens)]
+        return self._finish(parts, last, rows, ends, own)
 
     def _together_ragged(self, parts: Sequence[Part]) -> list[Prefilled]:
         """:meth:`prefill_together` with all tokens laid end to end."""
@@ -284,7 +299,9 @@ class Forward:
             else:
                 mixed = block.mixer.prefill_ragged(h, next(rows), ragged)
             x, h = block.feed(x, mixed)
-        prefilled = self._finish(parts, h[0, ragged.last], ends, captured)
+        prefilled = self._finish(
+            parts, h[0, ragged.last], [h[:, span] for span in ragged.spans], ends, captured
+        )
         self._pace.note(sum(ragged.n_tokens), time.perf_counter() - began_at)
         return prefilled
 
@@ -292,6 +309,7 @@ class Forward:
         self,
         parts: Sequence[Part],
         last: mx.array,
+        hidden: Sequence[mx.array],
         ends: Sequence[list[Recurrent]],
         captured: Sequence[Sequence[Sequence[Recurrent]]],
     ) -> list[Prefilled]:
@@ -299,21 +317,28 @@ class Forward:
 
         Args:
             last: rows [B, H] of their last tokens.
+            hidden: by sequence, those of all of its tokens, [1, n, H].
             ends: by sequence, the state of each GDN layer.
             captured: by sequence and capture, the same.
         """
         logits = self._network.head(last[:, None])[:, 0]
-        prefilled = []
+        prefilled: list[Prefilled] = []
+        after: list[Checkpoint] = []
         for row, part in enumerate(parts):
+            own = hidden[row]
+            start = part.state.position
             kept = zip(part.capture_at, captured[row], strict=True)
-            prefilled.append(Prefilled(logits[row], tuple(Checkpoint(p, tuple(own)) for p, own in kept)))
-        rows = [array for part in parts for kv in part.state.kv for array in kv.arrays]
-        states = [array for own in ends for layer in own for array in (layer.window, layer.matrix)]
-        checkpoints = [a for each in prefilled for checkpoint in each.checkpoints for a in checkpoint.arrays]
-        mx.eval(*(each.logits for each in prefilled), *rows, *states, *checkpoints)
-        for part, own in zip(parts, ends, strict=True):
-            part.state.recurrent = own
-            part.state.position += len(part.ids)
+            captures = [Checkpoint(p, tuple(at), self._last_row(own[:, : p - start])) for p, at in kept]
+            prefilled.append(Prefilled(logits[row], tuple(captures)))
+            if self._network.mtp is not None and part.state.mtp is not None:
+                append(self._network.mtp, part.state.mtp, mx.array(part.ids)[None], own)
+            after.append(Checkpoint(start + len(part.ids), tuple(ends[row]), self._last_row(own)))
+        rows = [array for part in parts for kv in part.state.all_kv for array in kv.arrays]
+        checkpoints = [checkpoint for each in prefilled for checkpoint in each.checkpoints]
+        states = [array for checkpoint in (*after, *checkpoints) for array in checkpoint.arrays]
+        mx.eval(*(each.logits for each in prefilled), *rows, *states)
+        for part, end in zip(parts, after, strict=True):
+            part.state.advance(end)
         return prefilled
 
     def _prefill_part(
@@ -336,7 +361,27 @@ class Forward:
             x, h = block.feed(x, mixed)
         state.recurrent = after
         state.position += n_tokens
-        return h, [Checkpoint(p, tuple(layer[i] for layer in captured)) for i, p in enumerate(capture_at)]
+        own = self._remember(state, ids, h, inside)
+        return h, [
+            Checkpoint(p, tuple(layer[i] for layer in captured), own[i]) for i, p in enumerate(capture_at)
+        ]
+
+    def _remember(
+        self, state: State, ids: mx.array, hidden: mx.array, inside: Sequence[int]
+    ) -> list[mx.array | None]:
+        """Append the head's rows of ids [1, T], of which the model made ``hidden`` [1, T, H], if it has one.
+
+        Returns:
+            after so many of these tokens as ``inside`` says, what :attr:`Checkpoint.hidden` wants.
+        """
+        if self._network.mtp is not None and state.mtp is not None:
+            append(self._network.mtp, state.mtp, ids, hidden)
+            state.mtp.hidden = self._last_row(hidden)
+        return [self._last_row(hidden[:, :n]) for n in inside]
+
+    def _last_row(self, hidden: mx.array) -> mx.array | None:
+        """Of the rows of some tokens, [1, n, H], what :attr:`Checkpoint.hidden` wants behind them."""
+        return mx.contiguous(hidden[:, -1:]) if self.has_mtp else None
 
 
 def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:
@@ -370,7 +415,13 @@ def temporary_bytes(
     layers = [of_rule if type_ == "linear_attention" else 0 for type_ in config.layer_types]
     for name, weight in weights.items():
         path = name.split(".")
-        if "layers" not in path or path[-1] != "weight" or weight.ndim < 2 or "conv1d" in path:
+        if (
+            "layers" not in path
+            or path[0] == "mtp"
+            or path[-1] != "weight"
+            or weight.ndim < 2
+            or "conv1d" in path
+        ):
             continue
         n_times = config.n_chosen if weight.ndim == 3 else 1
         layers[int(path[path.index("layers") + 1])] += 2 * dtype.size * n_times * weight.shape[-2]

@@ -231,20 +231,96 @@ def stack_recurrent(layers: Sequence[Recurrent]) -> Recurrent:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The recurrent states after exactly ``length`` tokens. Arrays are values: nothing changes them."""
+    """The recurrent states after exactly ``length`` tokens. Arrays are values: nothing changes them.
+
+    Attributes:
+        hidden: of the last token, [1, 1, H] after the last norm, for :class:`MtpRows`; None where nobody
+            needs it, or knows it.
+    """
 
     length: int
     layers: tuple[Recurrent, ...]
+    hidden: mx.array | None = None
 
     @property
     def n_bytes(self) -> int:
-        return sum(layer.n_bytes for layer in self.layers)
+        hidden = 0 if self.hidden is None else int(self.hidden.nbytes)
+        return hidden + sum(layer.n_bytes for layer in self.layers)
 
     @property
     def arrays(self) -> Iterator[mx.array]:
         for layer in self.layers:
             yield layer.window
             yield layer.matrix
+        if self.hidden is not None:
+            yield self.hidden
+
+
+class MtpRows:
+    """What a multi-token prediction head remembers of one sequence (``model/layers/mtp.py``).
+
+    The row of a token is made from the token and from what the model gave for the one before it. The first
+    token of a sequence has none, and those of a state that was stored without a head have none either: rows
+    begin at token ``first``, and reach from there to the last.
+
+    Attributes:
+        kv: the rows.
+        width: H, of ``hidden``.
+        first: the token that the first of them is for, or will be.
+        hidden: of the last token, as in :class:`Checkpoint`; None where it is not known: the next token then
+            gets no row.
+    """
+
+    def __init__(self, kv: KvRows, width: int, first: int = 1, hidden: mx.array | None = None) -> None:
+        self.kv = kv
+        self.width = width
+        self.first = first
+        self.hidden = hidden
+
+    @property
+    def n_bytes(self) -> int:
+        return self.kv.n_bytes + (0 if self.hidden is None else int(self.hidden.nbytes))
+
+    @property
+    def arrays(self) -> Iterator[mx.array]:
+        yield from self.kv.arrays
+        if self.hidden is not None:
+            yield self.hidden
+
+    def n_rows(self, n_tokens: int) -> int:
+        """How many of the rows are for the first ``n_tokens`` tokens."""
+        return max(n_tokens - self.first, 0)
+
+    def go_back(self, n_tokens: int, hidden: mx.array | None) -> None:
+        """Forget what is not for the first ``n_tokens`` tokens; ``hidden`` is of the last of them.
+
+        Where that is not known the next token will have no row, and rows with a gap would put what follows
+        at wrong distances: they begin anew behind it.
+        """
+        if n_tokens > 0 and hidden is None:
+            self.first = n_tokens + 1
+        self.kv.truncate(self.n_rows(n_tokens))
+        if not self.kv.length:
+            self.first = max(n_tokens + (hidden is None), 1)
+        self.hidden = hidden
+
+    def copy(self, n_tokens: int, hidden: mx.array | None) -> MtpRows:
+        """The same in buffers of its own, gone back to ``n_tokens``."""
+        known = self.n_rows(n_tokens) if hidden is not None else 0
+        copied = MtpRows(self.kv.copy(known), self.width, self.first, self.hidden)
+        copied.go_back(n_tokens, None if hidden is None else mx.array(hidden))
+        return copied
+
+    def shrink(self) -> None:
+        """Give back the memory of rows that were cut."""
+        if capacity_for(self.kv.length) < self.kv.capacity:
+            self.kv = self.kv.copy(self.kv.length)
+
+    def check(self, n_tokens: int) -> None:
+        """Assert that these are the rows of ``n_tokens`` tokens."""
+        assert self.first >= 1, "the first token has no row"
+        assert self.kv.length == self.n_rows(n_tokens), "the head's rows stand at another length"
+        assert self.kv.length <= self.kv.capacity, "more rows than the buffer holds"
 
 
 class State:
@@ -254,26 +330,32 @@ class State:
         kv: one per full-attention layer, in layer order.
         recurrent: one per GDN layer, in layer order.
         position: tokens the recurrent states stand for.
+        mtp: what the head remembers; None for a model without one.
     """
 
-    def __init__(self, kv: list[KvRows], recurrent: list[Recurrent], position: int) -> None:
+    def __init__(
+        self, kv: list[KvRows], recurrent: list[Recurrent], position: int, mtp: MtpRows | None = None
+    ) -> None:
         self.kv = kv
         self.recurrent = recurrent
         self.position = position
+        self.mtp = mtp
 
     @classmethod
-    def empty(cls, config: ModelConfig, layout: KvLayout) -> State:
+    def empty(cls, config: ModelConfig, layout: KvLayout, *, has_mtp: bool = False) -> State:
         """The state before any token."""
         window = mx.zeros((1, config.conv_kernel - 1, config.conv_dim), layout.dtype)
         matrix = mx.zeros((1, config.n_value_heads, config.value_head_dim, config.key_head_dim), mx.float32)
         n_recurrent = config.n_layers - config.n_full_attention_layers
         kv = [KvRows.empty(layout) for _ in range(config.n_full_attention_layers)]
-        return cls(kv, [Recurrent(window, matrix)] * n_recurrent, 0)
+        mtp = MtpRows(KvRows.empty(layout), config.hidden_size) if has_mtp else None
+        return cls(kv, [Recurrent(window, matrix)] * n_recurrent, 0, mtp)
 
     def another(self) -> State:
         """A second state before any token, of one that is such itself."""
         assert not self.length
-        return State([KvRows.empty(rows.layout) for rows in self.kv], list(self.recurrent), 0)
+        mtp = None if self.mtp is None else MtpRows(KvRows.empty(self.mtp.kv.layout), self.mtp.width)
+        return State([KvRows.empty(rows.layout) for rows in self.kv], list(self.recurrent), 0, mtp)
 
     @property
     def length(self) -> int:
@@ -282,19 +364,30 @@ class State:
 
     @property
     def n_bytes(self) -> int:
-        return sum(rows.n_bytes for rows in self.kv) + sum(layer.n_bytes for layer in self.recurrent)
+        of_head = 0 if self.mtp is None else self.mtp.n_bytes
+        of_layers = sum(rows.n_bytes for rows in self.kv) + sum(layer.n_bytes for layer in self.recurrent)
+        return of_layers + of_head
 
     @property
     def arrays(self) -> Iterator[mx.array]:
         """Everything to evaluate for the state to stand on its own."""
-        for rows in self.kv:
+        for rows in self.all_kv:
             yield from rows.arrays
         yield from self.snapshot().arrays
+
+    @property
+    def all_kv(self) -> Iterator[KvRows]:
+        """The rows of all layers, the head's among them."""
+        yield from self.kv
+        if self.mtp is not None:
+            yield self.mtp.kv
 
     def truncate(self, n_tokens: int) -> None:
         """Forget the KV rows from ``n_tokens`` on; only :meth:`restore` brings the rest along."""
         for rows in self.kv:
             rows.truncate(n_tokens)
+        if self.mtp is not None:
+            self.mtp.kv.truncate(min(self.mtp.kv.length, self.mtp.n_rows(n_tokens)))
 
     def shrink(self) -> None:
         """Give back the memory of rows that were cut, a layer at a time."""
@@ -302,11 +395,20 @@ class State:
             if capacity_for(rows.length) < rows.capacity:
                 self.kv[i] = rows.copy(rows.length)
                 mx.eval(*self.kv[i].arrays)
+        if self.mtp is not None:
+            self.mtp.shrink()
+
+    def advance(self, end: Checkpoint) -> None:
+        """Bring everything to ``end``, which the rows reach already."""
+        self.recurrent = list(end.layers)
+        self.position = end.length
+        if self.mtp is not None:
+            self.mtp.hidden = end.hidden
 
     def snapshot(self) -> Checkpoint:
         """The recurrent states here. Arrays are values, so this copies nothing."""
         assert self.length == self.position, "a state that was cut cannot be a checkpoint"
-        return Checkpoint(self.position, tuple(self.recurrent))
+        return Checkpoint(self.position, tuple(self.recurrent), None if self.mtp is None else self.mtp.hidden)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to ``checkpoint``, taken on this state or on the one it was forked from."""
@@ -314,12 +416,15 @@ class State:
         self.truncate(checkpoint.length)
         self.recurrent = list(checkpoint.layers)
         self.position = checkpoint.length
+        if self.mtp is not None:
+            self.mtp.go_back(checkpoint.length, checkpoint.hidden)
 
     def fork(self, checkpoint: Checkpoint) -> State:
         """A new state at ``checkpoint`` that shares no buffer of KV rows with this one."""
         kv = [rows.copy(checkpoint.length) for rows in self.kv]
         layers = [Recurrent(mx.array(layer.window), mx.array(layer.matrix)) for layer in checkpoint.layers]
-        forked = State(kv, layers, checkpoint.length)
+        mtp = None if self.mtp is None else self.mtp.copy(checkpoint.length, checkpoint.hidden)
+        forked = State(kv, layers, checkpoint.length, mtp)
         mx.eval(*forked.arrays)
         return forked
 
@@ -328,3 +433,5 @@ class State:
         assert all(rows.length == self.length for rows in self.kv), "KV layers stand at different lengths"
         assert self.position == self.length, "recurrent state and KV rows stand at different positions"
         assert all(rows.length <= rows.capacity for rows in self.kv), "more rows than the buffer holds"
+        if self.mtp is not None:
+            self.mtp.check(self.length)

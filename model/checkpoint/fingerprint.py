@@ -21,12 +21,15 @@ class ModelFingerprint:
         adapter: 64 bits over the LoRA adapter's files, 0 without one.
         dtype: what the model computes in.
         kv_bits: bits of a stored key or value; 0 where they are kept in ``dtype``.
+        mtp: 64 bits over the files of the multi-token prediction head, on which only its own rows depend; 0
+            without one.
     """
 
     model: int
     adapter: int
     dtype: str
     kv_bits: int = 0
+    mtp: int = 0
 
 
 def hash_files(paths: Iterable[Path]) -> int:

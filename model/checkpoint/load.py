@@ -5,7 +5,8 @@ The modules, quantised layers and LoRA come from mlx-lm; names, layouts and dtyp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from model.backend import detect
 from model.checkpoint.config import ModelConfig, read_config, read_json, text_arguments
 from model.checkpoint.fingerprint import ModelFingerprint, hash_files
 from model.checkpoint.hashes import HashMemory
+from model.checkpoint.mtp import find_head
 from model.checkpoint.quantisation import declared_in, quantise_modules, without_fp8
 from model.checkpoint.shards import INDEX, Shards, read_shards
 from model.checkpoint.weights import (
@@ -33,6 +35,8 @@ from model.device import Device
 from model.errors import CheckpointError
 from model.forward import Forward
 
+_log = logging.getLogger("crossturn.model")
+
 Progress = Callable[[int, int], None]
 
 _READ_BYTES = 1 << 28
@@ -43,6 +47,8 @@ def load(
     path: Path,
     *,
     adapter_path: Path | None = None,
+    mtp_path: Path | None = None,
+    has_mtp: bool = False,
     dtype: str | None = None,
     kv_bits: int | None = None,
     hashes_file: Path | None = None,
@@ -54,6 +60,8 @@ def load(
     Args:
         path: a directory with ``config.json`` and ``*.safetensors``.
         adapter_path: a directory with a LoRA or DoRA adapter in mlx-lm's format.
+        mtp_path: a directory with a multi-token prediction head; None for the checkpoint's own, if any.
+        has_mtp: whether such a head is wanted.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None takes what suits the device.
         kv_bits: 8 or 4 to store keys and values in so many bits each; None keeps them in ``dtype``.
         hashes_file: a small file that remembers the weights' hash; None reads them all to hash them.
@@ -65,15 +73,18 @@ def load(
     """
     device = device or detect()
     device.begin_loading()
-    modules = read_modules(path, adapter_path=adapter_path, dtype=dtype or device.dtype)
+    modules = read_modules(
+        path, adapter_path=adapter_path, mtp_path=mtp_path, has_mtp=has_mtp, dtype=dtype or device.dtype
+    )
     evaluate(modules.model, on_progress)
+    hash_ = HashMemory(hashes_file).hash_files if hashes_file else hash_files
+    of_model = hash_([path / "config.json", *modules.files])
     fingerprint = ModelFingerprint(
-        model=(HashMemory(hashes_file).hash_files if hashes_file else hash_files)(
-            [path / "config.json", *modules.files]
-        ),
+        model=of_model,
         adapter=hash_files(adapter_path.glob("adapter*")) if adapter_path else 0,
         dtype=modules.dtype,
         kv_bits=_checked_bits(kv_bits, modules.config),
+        mtp=_hash_of_head(modules, of_model, hash_),
     )
     forward = Forward(modules.model.language_model, modules.config, fingerprint, device)
     mx.clear_cache()  # MLX keeps the parts of what was joined: of 70 GB of experts 40
@@ -89,23 +100,33 @@ class Modules:
         config: with what the stored weights settle.
         dtype: what it computes in.
         files: that hold the weights.
+        mtp_files: that hold the weights of its head, where it has one.
     """
 
     model: nn.Module
     config: ModelConfig
     dtype: str
     files: tuple[Path, ...]
+    mtp_files: tuple[Path, ...] = ()
 
 
-def read_modules(path: Path, *, adapter_path: Path | None = None, dtype: str | None = None) -> Modules:
+def read_modules(
+    path: Path,
+    *,
+    adapter_path: Path | None = None,
+    mtp_path: Path | None = None,
+    has_mtp: bool = False,
+    dtype: str | None = None,
+) -> Modules:
     """The modules of the checkpoint in ``path``; arguments and errors as of :func:`load`."""
     config = read_config(path)
     shards = read_shards(path)
     model, tied = _filled_modules(path, config, shards)
     if adapter_path is not None:
         _load_adapter(model, adapter_path)
+    mtp_files = _add_head(model, path, mtp_path) if has_mtp else ()
     compute = str(_cast(model, dtype)).removeprefix("mlx.core.")
-    return Modules(model, replace(config, tie_word_embeddings=tied), compute, shards.files)
+    return Modules(model, replace(config, tie_word_embeddings=tied), compute, shards.files, mtp_files)
 
 
 def evaluate(model: nn.Module, on_progress: Progress | None = None) -> None:
@@ -152,6 +173,27 @@ def _filled_modules(path: Path, config: ModelConfig, shards: Shards) -> tuple[nn
     return model, tied
 
 
+def _add_head(model: nn.Module, path: Path, mtp_path: Path | None) -> tuple[Path, ...]:
+    """Give ``model`` its head, if there is one; returns the files that hold it.
+
+    Raises:
+        CheckpointError: there is none at ``mtp_path``, or none for this model.
+    """
+    try:
+        head = find_head(mtp_path or path)
+        if head is not None:
+            model.language_model.mtp = head.read(path)
+            _log.info("drafts are made by the MTP head in %s", head.path)
+            return head.shards.files
+        if mtp_path is not None:
+            raise CheckpointError(f"neither mtp.fc.weight nor fc.weight is in {mtp_path}")
+    except CheckpointError as error:
+        if mtp_path is not None:
+            raise CheckpointError(f"the MTP head cannot be loaded: {error}") from error
+        _log.warning("the checkpoint's MTP head is not used: %s", error)
+    return ()
+
+
 def _load_adapter(model: nn.Module, adapter_path: Path) -> None:
     if "peft_type" in read_json(adapter_path / "adapter_config.json"):
         raise CheckpointError(
@@ -183,6 +225,13 @@ def _cast(model: nn.Module, name: str | None) -> mx.Dtype:
 
     model.update(tree_map_with_path(cast, model.parameters()))
     return dtype
+
+
+def _hash_of_head(modules: Modules, of_model: int, hash_: Callable[[Sequence[Path]], int]) -> int:
+    """64 bits over the files of the head, where there is one; those of a model are hashed already."""
+    if not modules.mtp_files:
+        return 0
+    return of_model if modules.mtp_files == modules.files else hash_(modules.mtp_files)
 
 
 def _checked_bits(kv_bits: int | None, config: ModelConfig) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +20,14 @@ from mlx.utils import tree_flatten
 from model.errors import CheckpointError
 
 Weights = dict[str, mx.array]
+
+
+class Shaped(Protocol):
+    """An array, or what a file's header says of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
 
 _log = logging.getLogger("crossturn.model")
 
@@ -39,7 +48,7 @@ _SHIFTED_NORMS = (
 )
 _HEAD = "language_model.lm_head."
 _EMBEDDING = "language_model.model.embed_tokens."
-_CONV = ".conv1d.weight"
+CONVOLUTION = ".conv1d.weight"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _OF_EXPERTS = re.compile(r"\.mlp\.experts\.")
 _EXPERT = re.compile(r"(.*\.mlp\.)experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
@@ -56,9 +65,9 @@ def canonical(weights: Weights) -> Weights:
         CheckpointError: the layout cannot be told, or experts are missing.
     """
     kept = _language_weights(weights)
-    if _is_hugging_face(kept):
+    if is_hugging_face(kept):
         kept = {name: _from_hugging_face(name, w) for name, w in kept.items()}
-    return _stack_experts(kept)
+    return stack_experts(kept)
 
 
 def ties(weights: Weights, *, said: bool) -> bool:
@@ -184,15 +193,21 @@ def _language_weights(weights: Weights) -> Weights:
             kept[renamed(name)] = w
         else:
             ignored[kind] += 1
+    del ignored["MTP"]  # it is read by itself (``model/checkpoint/mtp.py``)
     if ignored:
         parts = " and ".join(f"{n} {kind} weights" for kind, n in sorted(ignored.items()))
         _log.info("the checkpoint's %s are ignored: this server reads and writes text", parts)
     return kept
 
 
-def _is_hugging_face(weights: Weights) -> bool:
-    """[C, 1, K] against [C, K, 1]; a mixture would shift some norms twice or never."""
-    layouts = {w.shape[1] == 1 and w.shape[2] != 1 for name, w in weights.items() if name.endswith(_CONV)}
+def is_hugging_face(weights: Mapping[str, Shaped]) -> bool:
+    """Which layout the weights of a model have: [C, 1, K] against [C, K, 1].
+
+    Raises:
+        CheckpointError: neither alone. A mixture would shift some norms twice or never.
+    """
+    shapes = [w.shape for name, w in weights.items() if name.endswith(CONVOLUTION)]
+    layouts = {shape[1] == 1 and shape[2] != 1 for shape in shapes}
     if len(layouts) != 1:
         raise CheckpointError(
             "the weights hold no GDN convolution" if not layouts else "the weights mix two checkpoint layouts"
@@ -201,7 +216,7 @@ def _is_hugging_face(weights: Weights) -> bool:
 
 
 def _from_hugging_face(name: str, w: mx.array) -> mx.array:
-    if name.endswith(_CONV):
+    if name.endswith(CONVOLUTION):
         return w.moveaxis(2, 1)
     if name.endswith(_SHIFTED_NORMS):
         # In float32: bfloat16 has too few digits near 1 for the small differences that are stored.
@@ -209,7 +224,7 @@ def _from_hugging_face(name: str, w: mx.array) -> mx.array:
     return w
 
 
-def _stack_experts(weights: Weights) -> Weights:
+def stack_experts(weights: Weights) -> Weights:
     """Experts as ``switch_mlp.{gate,up,down}_proj`` [E, out, in], from one tensor each or a fused pair."""
     result: Weights = {}
     single: dict[str, dict[int, mx.array]] = {}

@@ -111,6 +111,20 @@ class Attention:
             outs.append(self._over(q[at], k[at], v[at], group.kv[layer], group.offset, mask))
         return self._mix(mx.concatenate(outs)[batch_order(groups)], gate)
 
+    def keys_values(self, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array]:
+        """What the layer would append for T tokens of each of B sequences, without looking at anything.
+
+        Args:
+            x: [B, T, H].
+            offset: positions of the first tokens, one for all or [B].
+
+        Returns:
+            Keys, turned to their positions, and values, [B, Hkv, T, D].
+        """
+        _, k, v, _ = self._project(x)
+        k, v = (side.transpose(0, 2, 1, 3) for side in (k, v))
+        return self._block.rope(k, offset=offset), v
+
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""
         return self._heads(*self._inputs(x))

@@ -14,12 +14,14 @@ import mlx.nn as nn
 from model.checkpoint.config import ModelConfig
 from model.layers.attention import Attention, StepGroup
 from model.layers.gdn import Gdn, Trail
+from model.layers.mtp import MtpHead
 from model.layers.ops import AddNorm, Ops, Projection
 from model.state import Recurrent
 
 # One token to each of B sequences: ids [B], the groups that they stand in, the state of each GDN layer, to
-# logits [B, V] in float32, lazy or not. The states and the groups' rows advance.
-Step = Callable[[mx.array, Sequence[StepGroup], list[Recurrent]], mx.array]
+# logits [B, V] in float32 and the rows [B, 1, H] after the last norm that they were made from, lazy or not.
+# The states and the groups' rows advance.
+Step = Callable[[mx.array, Sequence[StepGroup], list[Recurrent]], tuple[mx.array, mx.array]]
 
 
 class Extend(Protocol):
@@ -123,6 +125,7 @@ class Network:
         extend: a step of several tokens.
         few_sizes: numbers of tokens for which :attr:`extend` builds something at first use, ascending. Of one
             sequence it feeds up to the last of them in less time than a prefill does.
+        mtp: guesses the token after the next; None for a model without such a head.
     """
 
     embed: Callable[[mx.array], tuple[mx.array, mx.array]]
@@ -131,6 +134,7 @@ class Network:
     step: Step
     extend: Extend
     few_sizes: tuple[int, ...] = ()
+    mtp: MtpHead | None = None
 
 
 def network_of(
@@ -173,7 +177,12 @@ def network_of(
         return ops.apply(last, hidden).astype(mx.float32)
 
     step = _layerwise(embed, blocks, head, compiles=compiles)
-    return Network(embed, blocks, head, step, _extension(embed, blocks))
+    mtp = None
+    if "mtp" in model:
+        (layer,) = model.mtp.layers
+        halves = attention(layer.self_attn, config, ops), feed_forward(layer.mlp, ops)
+        mtp = MtpHead(model.mtp, ops, model.model.embed_tokens, *halves)
+    return Network(embed, blocks, head, step, _extension(embed, blocks), mtp=mtp)
 
 
 def _layerwise(
@@ -187,7 +196,9 @@ def _layerwise(
     steps = [block.step_gdn for block in blocks if isinstance(block.mixer, Gdn)]
     gdn_steps = [mx.compile(step) for step in steps] if compiles else steps
 
-    def step(ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
+    def step(
+        ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]
+    ) -> tuple[mx.array, mx.array]:
         n_full = n_gdn = 0
         x, h = embed(ids[:, None])
         for block in blocks:
@@ -199,7 +210,7 @@ def _layerwise(
             else:
                 x, h = block.feed(x, block.mixer.step(h, groups, n_full))
                 n_full += 1
-        return head(h)[:, 0]
+        return head(h)[:, 0], h
 
     return step
 

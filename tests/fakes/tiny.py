@@ -116,6 +116,27 @@ def weights(shape: TinyShape, seed: int = 0) -> Arrays:
     return result
 
 
+def mtp_weights(shape: TinyShape, seed: int = 0) -> Arrays:
+    """Random weights of a multi-token prediction head under Hugging Face's names, norms stored as w - 1."""
+    random = np.random.default_rng([seed, 1])
+
+    def matrix(*size: int, scale: float = 1.0) -> NDArray[np.float32]:
+        return (random.standard_normal(size) * scale / np.sqrt(size[-1])).astype(np.float32)
+
+    def norm(size: int) -> NDArray[np.float32]:
+        return (random.standard_normal(size) * 0.1).astype(np.float32)
+
+    layer = _attention(shape, matrix, norm)
+    layer |= _experts(shape, matrix) if shape.n_experts else _mlp("mlp.", shape.intermediate, shape, matrix)
+    layer |= {f"{name}_layernorm.weight": norm(shape.hidden) for name in ("input", "post_attention")}
+    around = {f"{name}.weight": norm(shape.hidden) for name in ("norm", "pre_fc_norm_hidden")}
+    # As in the published heads: small before fc, where guessing the form by the numbers goes wrong.
+    around["pre_fc_norm_embedding.weight"] = norm(shape.hidden) - 0.6
+    around["fc.weight"] = matrix(shape.hidden, 2 * shape.hidden)
+    named = around | {f"layers.0.{name}": w for name, w in layer.items()}
+    return {f"mtp.{name}": w.astype(np.float32) for name, w in named.items()}
+
+
 def _gdn(shape: TinyShape, matrix: Any, random: np.random.Generator) -> Arrays:
     key, value = shape.n_key_heads * shape.gdn_head_dim, shape.n_value_heads * shape.gdn_head_dim
     return {
@@ -185,6 +206,58 @@ def write_vlm(path: Path, shape: TinyShape = DENSE, seed: int = 0) -> Path:
         "mtp.norm.weight": extra,
     }
     return _write(path, config, named)
+
+
+def write_with_mtp(path: Path, shape: TinyShape = DENSE, seed: int = 0) -> Path:
+    """Hugging Face layout, text only, with a whole multi-token prediction head."""
+    config = text_config(shape) | {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    return _write(path, config, weights(shape, seed) | mtp_weights(shape, seed))
+
+
+def write_mlx_with_mtp(path: Path, shape: TinyShape = DENSE, prefix: str = "language_model.mtp.") -> Path:
+    """MLX layout with a converted head, under ``prefix``."""
+    head = {prefix + name: w for name, w in mlx_mtp_weights(shape).items()}
+    return _write(
+        path, {"model_type": "qwen3_5", "text_config": text_config(shape)}, mlx_weights(shape) | head
+    )
+
+
+def write_sidecar(path: Path, shape: TinyShape = DENSE, bits: int = 0) -> tuple[Path, Path]:
+    """A converted head in a directory of its own, its matrices stored in ``bits`` bits (0: whole); and one in
+    Hugging Face's form with the same values."""
+    import mlx.core as mx
+
+    stored: dict[str, mx.array] = {}
+    values = dict(mtp_weights(shape))
+    for name, w in mlx_mtp_weights(shape).items():
+        if bits and w.ndim == 2 and "shared_expert_gate" not in name:
+            q, scales, biases = mx.quantize(mx.array(w), 32, bits)
+            stem = name.removesuffix("weight")
+            stored |= {name: q, stem + "scales": scales, stem + "biases": biases}
+            values["mtp." + name] = np.array(mx.dequantize(q, scales, biases, 32, bits))
+        else:
+            stored[name] = mx.array(w)
+    config: dict[str, Any] = {"model_type": "qwen3_5_mtp", "text_config": text_config(shape)}
+    if bits:
+        config["quantization"] = {"group_size": 32, "bits": bits}
+    converted = _write(path / "converted", config, {})
+    mx.save_safetensors(str(converted / "model.safetensors"), stored)
+    return converted, _write(path / "raw", config | {"quantization": None}, values)
+
+
+def mlx_mtp_weights(shape: TinyShape, seed: int = 0) -> Arrays:
+    """The head's weights in MLX's forms, under bare names."""
+    result: Arrays = {}
+    for name, w in mtp_weights(shape, seed).items():
+        name = name.removeprefix("mtp.")
+        if name.endswith("experts.gate_up_proj"):
+            stem = name.replace("experts.gate_up_proj", "switch_mlp.")
+            result[stem + "gate_proj.weight"], result[stem + "up_proj.weight"] = (
+                np.ascontiguousarray(half) for half in np.split(w, 2, axis=1)
+            )
+            continue
+        result[name.replace("experts.down_proj", "switch_mlp.down_proj.weight")] = w + 1 if w.ndim == 1 else w
+    return result
 
 
 def write_single_experts(path: Path, shape: TinyShape = MOE, seed: int = 0) -> Path:

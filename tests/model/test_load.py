@@ -33,15 +33,13 @@ def edit_config(path: Path, **fields: Any) -> None:
     (path / "config.json").write_text(json.dumps(kept))
 
 
-def test_h01_vision_and_mtp_weights_are_ignored_and_reported_once(
+def test_h01_vision_weights_are_ignored_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="crossturn.model"):
         load(tiny.write_vlm(tmp_path))
     told = [record.message for record in caplog.records]
-    assert told == [
-        "the checkpoint's 2 MTP weights and 1 vision weights are ignored: this server reads and writes text"
-    ]
+    assert told == ["the checkpoint's 1 vision weights are ignored: this server reads and writes text"]
 
 
 def test_h01_unknown_leftovers_are_listed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

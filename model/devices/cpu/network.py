@@ -115,8 +115,10 @@ class CpuStep:
         are_plain = all(isinstance(half, kinds) and half.steps_in_numpy for half in halves)
         return are_plain and type(model.embed_tokens) is nn.Embedding and is_plain(head)
 
-    def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
-        """ids [B] to logits [B, V]; the states advance. Computed when it returns."""
+    def __call__(
+        self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]
+    ) -> tuple[mx.array, mx.array]:
+        """ids [B] to logits [B, V] and rows [B, 1, H]; the states advance. Computed when it returns."""
         x = self._embedding[np.asarray(ids)]
         standings = self._standings(groups, 1)
         n_full, n_linear = count(), count()
@@ -128,7 +130,8 @@ class CpuStep:
                 mixed = mixer.step_rows(norm(x), groups, standings, next(n_full))
             x += mixed
             x += feed_forward.step_rows(norm_inside(x))
-        return mx.array(step_multiply(self._last_norm(x), self._head, self._crew))
+        hidden = self._last_norm(x)
+        return mx.array(step_multiply(hidden, self._head, self._crew)), mx.array(hidden[:, None])
 
     def head(self, hidden: mx.array) -> mx.array:
         """Rows [..., H] after the last norm to logits [..., V]."""

@@ -103,11 +103,13 @@ class CompiledStep:
         """Whether every layer is one that can be cut where it appends rows."""
         return all(isinstance(block.mixer, CudaGdn | CudaAttention) for block in blocks)
 
-    def __call__(self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]) -> mx.array:
-        """ids [B] to logits [B, V], lazily; the states advance."""
-        logits, states = self._run(ids, groups, recurrent, self._nothing, 0)
+    def __call__(
+        self, ids: mx.array, groups: Sequence[StepGroup], recurrent: list[Recurrent]
+    ) -> tuple[mx.array, mx.array]:
+        """ids [B] to logits [B, V] and rows [B, 1, H], lazily; the states advance."""
+        (logits, x), states = self._run(ids, groups, recurrent, self._nothing, 0)
         recurrent[:] = [Recurrent(*pair) for pair in states]
-        return logits
+        return logits, self._last_norm(x)[:, None]  # which few look at: the logits' product norms by itself
 
     def extend(
         self,
@@ -123,7 +125,7 @@ class CompiledStep:
         ids = mx.pad(ids, [(0, 0), (0, n_fed - n_tokens)])
         n_slots = 1 << (len(capture_at) - 1).bit_length()  # likewise
         wanted = wanted_counts([*capture_at, *[0] * (n_slots - len(capture_at))])
-        rows, states = self._run(ids.flatten(), groups, recurrent, wanted, n_slots)
+        (rows,), states = self._run(ids.flatten(), groups, recurrent, wanted, n_slots)
         for group in groups:
             for kv in group.kv:
                 kv.truncate(group.n_columns + n_tokens)
@@ -137,10 +139,10 @@ class CompiledStep:
         recurrent: Sequence[Recurrent],
         wanted: mx.array,
         n_slots: int,
-    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
-        """T tokens of each of B sequences, ids [B * T]: the logits, and the window and the matrix of each GDN
-        layer afterwards; or, where S states are ``wanted``, the rows after the last norm, and the windows and
-        matrices [S, B, ...]."""
+    ) -> tuple[Arrays, list[tuple[mx.array, mx.array]]]:
+        """T tokens of each of B sequences, ids [B * T]: the logits and the rows before the last norm, and the
+        window and the matrix of each GDN layer afterwards; or, where S states are ``wanted``, the rows after
+        the last norm, and the windows and matrices [S, B, ...]."""
         if n_slots not in self._slots:
             self._slots[n_slots] = mx.zeros((n_slots,), mx.uint32)
             mx.eval(self._slots[n_slots])
@@ -160,7 +162,7 @@ class CompiledStep:
                 break
             x, *heads = outs[:n_outs]
             carried = [x, segment.attention.mix_step(Heads(*heads), groups, next(layers), n_tokens)]
-        return outs[0], states
+        return outs[:n_outs], states
 
     def _segment(self, before: _Layer | None, inside: Sequence[_Layer], last: _Layer | None) -> _Segment:
         """From the rows in ``before`` (None: from the ids) to those in ``last`` (None: to the logits)."""
@@ -185,7 +187,7 @@ class CompiledStep:
                 x = layer.end(x, mixed)
                 after += [window, matrix]
             if last is None:
-                return [self._last_norm(x) if slots.size else self._head(x), *after]
+                return [*([self._last_norm(x)] if slots.size else [self._head(x), x]), *after]
             assert isinstance(last.mixer, CudaAttention)
             return [x, *last.mixer.begin_step(last.enter(x), positions), *after]
 
