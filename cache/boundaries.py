@@ -4,7 +4,8 @@ A position p names the state after the first p ids. In order of worth: the point
 of the conversation shares, the start of the last user message, the end of system and tools, the
 point where the prompt parted from its entry (so that the same change costs nothing the second
 time: clocks and nonces), the start of the last message (where another user's message stands in the next
-prompt when the reply is lost), then message starts and marks inside long messages.
+prompt when the reply is lost), one id short of the end of a prompt that is asked again, then message starts
+and marks inside long messages.
 """
 
 from __future__ import annotations
@@ -75,7 +76,13 @@ class PromptShape:
 
 
 def choose_captures(
-    shape: PromptShape, *, start: int, end: int, parted_at: int | None, max_count: int
+    shape: PromptShape,
+    *,
+    start: int,
+    end: int,
+    parted_at: int | None,
+    max_count: int,
+    is_repeated: bool = False,
 ) -> tuple[int, ...]:
     """The positions p with ``start`` < p < ``end`` to keep a state at, ascending.
 
@@ -88,6 +95,8 @@ def choose_captures(
         end: the prompt's length; the state there is the live one.
         parted_at: where the prompt unexpectedly left its entry, or None.
         max_count: positions at most; the worthiest stay.
+        is_repeated: whether the same prompt was asked before. It may be once more, and then only the id that
+            must be fed should be left.
     """
 
     last_user = () if shape.last_user_start is None else (shape.last_user_start,)
@@ -97,6 +106,8 @@ def choose_captures(
     first_rank = _apart([p for p in worthiest if start < p < end])
     # However close to a shared point: what comes in the place of a lost reply parts before that.
     first_rank += [p for p in shape.message_starts[-1:] if start < p < end and p not in first_rank]
+    if is_repeated and start < end - 1 and end - 1 not in first_rank:
+        first_rank.append(end - 1)
     second_rank = {p for p in shape.message_starts if start < p < end}
     second_rank.update(_marks(shape, start, end))
     kept = first_rank[:max_count]

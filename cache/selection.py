@@ -274,6 +274,7 @@ def choose(
             end=len(prompt_ids),
             parted_at=parted_at,
             max_count=max_captures,
+            is_repeated=plan.shared_token_prefix_len == len(prompt_ids),
         ),
         keep=keep,
         parent=_parent(found) if forks else None,

@@ -73,11 +73,15 @@ class WarmRequest:
     """The known beginning of a session's next prompt, to be prefilled while the engine is idle.
 
     It emits no events. What is fed when a client's request arrives is kept.
+
+    Attributes:
+        least_tokens: fewer than these are not worth feeding.
     """
 
     id: str
     slot: SlotKey
     prompt: RenderedPrompt
+    least_tokens: int = 0
 
 
 Prompted = GenerationRequest | WarmRequest

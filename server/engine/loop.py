@@ -189,7 +189,8 @@ class EngineLoop:
         """Plan a prompt to read ahead, and start its prefill if memory has room for it."""
         try:
             plan = self._planner.plan(request)
-            if not plan.choice.is_affordable:
+            n_suffix = len(plan.prompt.ids) - plan.choice.plan.reusable_len
+            if n_suffix < request.least_tokens or not plan.choice.is_affordable:
                 return
             running = self.store.take(plan.choice)
             running.ahead_from = len(running)

@@ -16,6 +16,9 @@ from server.events import Event, Finished, Planned, PlanReport, Progress, WarmRe
 from server.turn.compose import ComposedTurn
 from server.turn.served import ChatRenderer
 
+LEAST_AHEAD = 16
+"""Tokens worth reading ahead. Fewer take the next turn no time, and are fed in vain if it parts before."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -167,6 +170,7 @@ def warm_request(asked: ComposedTurn, reply: Reply, renderer: ChatRenderer) -> W
         id=f"{asked.generation.id}-next",
         slot=asked.generation.slot,
         prompt=RenderedPrompt(ids=known),
+        least_tokens=LEAST_AHEAD,
     )
 
 

@@ -35,6 +35,14 @@ def test_with_little_room_the_order_of_worth_decides() -> None:
     assert captures(parted_at=700, max_count=4) == (700, 1000, 1400, 1500)
 
 
+def test_a_prompt_that_is_asked_again_is_kept_but_for_the_id_that_must_be_fed() -> None:
+    again = choose_captures(SHAPE, start=1490, end=1502, parted_at=None, max_count=2, is_repeated=True)
+    assert again == (1500, 1501)
+    assert 1501 not in captures()
+    ends = choose_captures(SHAPE, start=1501, end=1502, parted_at=None, max_count=2, is_repeated=True)
+    assert ends == ()
+
+
 def test_the_start_of_the_last_message_is_of_the_first_rank_however_close_to_a_shared_point() -> None:
     """A reply that is lost leaves another user's message in its place, which parts before that point."""
     header = PromptShape(

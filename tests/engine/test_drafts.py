@@ -28,6 +28,7 @@ PROMPT = [10 + i * i % 90 for i in range(150)]
 OFF = LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, drafts=False, checks_store=True)
 ON = LoopOptions(prefill_tokens=128, shared_prefill_tokens=64, checks_store=True)
 SEEDED = SamplingParams(temperature=0.9, seed=7)
+LOOKUP = Drafting(depth=Always((8,)))  # where the measured one would depend on the machine
 
 
 def guessing(reply: Sequence[int], wrong_at: Sequence[int], sizes: Sequence[int] = (4,)) -> Drafting:
@@ -409,7 +410,9 @@ def test_a_reply_that_rewrites_its_prompt_is_written_in_few_rounds(
 
     def ask(options: LoopOptions) -> tuple[Outcome, int]:
         forward = ScriptedForward(demo_forward, script(len(prompt), changed, end_id))
-        driver = Driver(make_loop(forward=forward, options=options, stop_ids=frozenset({end_id})))
+        driver = Driver(
+            make_loop(forward=forward, options=options, stop_ids=frozenset({end_id}), drafting=LOOKUP)
+        )
         return driver.ask(prompt, max_tokens=2000), driver.loop.counters.n_steps
 
     without, n_without = ask(OFF)
@@ -419,7 +422,7 @@ def test_a_reply_that_rewrites_its_prompt_is_written_in_few_rounds(
 
 
 def test_a_reply_made_anew_is_guessed_from_the_one_before(make_loop: MakeLoop) -> None:
-    driver = Driver(make_loop(options=ON, stop_ids=frozenset()))
+    driver = Driver(make_loop(options=ON, stop_ids=frozenset(), drafting=LOOKUP))
     driver.ask(PROMPT, sampling=SEEDED, max_tokens=60)
     again = driver.ask(PROMPT, sampling=SEEDED, max_tokens=60)
     assert again.token_ids == plain(make_loop, sampling=SEEDED, max_tokens=60).token_ids
@@ -428,7 +431,7 @@ def test_a_reply_made_anew_is_guessed_from_the_one_before(make_loop: MakeLoop) -
 
 def test_what_the_client_foretells_is_guessed(make_loop: MakeLoop) -> None:
     reply = plain(make_loop, sampling=SEEDED, max_tokens=60).token_ids[0]
-    driver = Driver(make_loop(options=ON, stop_ids=frozenset()))
+    driver = Driver(make_loop(options=ON, stop_ids=frozenset(), drafting=LOOKUP))
     outcome = driver.ask(PROMPT, sampling=SEEDED, max_tokens=60, prediction=np.array(reply, np.uint32))
     assert outcome.token_ids[0] == reply
     assert outcome.finished[0].n_accepted > 20

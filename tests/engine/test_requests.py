@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cache.planner import SlotKey
 from model.devices.metal.device import MetalDevice
 from model.forward import Forward
 from model.sampling import SamplingParams
@@ -15,7 +17,7 @@ from model.text.tokenizer import TextTokenizer
 from server.engine.admission import LoopOptions
 from server.engine.assembly import EngineOptions, assemble, default_budget
 from server.engine.loop import EngineLoop
-from server.events import Finished, Planned, Progress, ReplyFormat
+from server.events import Finished, Planned, Progress, ReplyFormat, WarmRequest
 from server.settings import Settings
 from tests.fakes import tiny
 from tests.fakes.driver import Driver, Outcome, chat_prompt, plain_prompt
@@ -277,6 +279,28 @@ def test_a_reply_is_made_anew_from_its_header_though_the_next_turn_was_read_ahea
     driver.read_ahead(chat_prompt(told, roles=roles, header=[1, 3]))
     driver.run()
     assert driver.ask(prompt).report.reused_tokens == len(prompt.ids) - 1
+
+
+def test_a_prompt_that_was_asked_twice_is_answered_once_more_for_a_single_token(
+    driver: Driver, make_loop: MakeLoop
+) -> None:
+    whole = chat_prompt([[1, 3, *PROMPT]], roles=["user"], header=[1, 4, 5, 6, 7])
+    prompt = replace(whole, shared_points=(len(whole.ids) - 3,))
+    outcomes = [driver.ask(prompt) for _ in range(4)]
+    assert [outcome.report.prefilled_tokens for outcome in outcomes] == [len(prompt.ids), 3, 1, 1]
+    assert all(outcome.token_ids == cold(make_loop, prompt.ids.tolist()).token_ids for outcome in outcomes)
+
+
+def test_few_tokens_are_left_to_the_next_turn(driver: Driver) -> None:
+    (reply,) = driver.ask(PROMPT).token_ids.values()
+    known = plain_prompt([*PROMPT, *reply, *range(20, 30)])
+    slot = SlotKey.for_session(None, None)
+    n_read = driver.loop.counters.n_prefilled
+    for least, is_fed in ((12, False), (10, True)):
+        driver.loop.read_ahead(WarmRequest(f"ahead {least}", slot, known, least_tokens=least))
+        driver.run()
+        assert driver.loop.counters.n_read_ahead == driver.loop.counters.n_prefilled - n_read
+        assert (driver.loop.counters.n_read_ahead >= 10) == is_fed
 
 
 def test_a_request_interrupts_reading_ahead_and_keeps_what_was_read(driver: Driver) -> None:

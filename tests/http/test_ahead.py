@@ -87,6 +87,7 @@ def loop(sends_thoughts: bool) -> list[MeasuredTurn]:
             if not sends_thoughts:
                 message.pop("reasoning_content")
             messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "Done."}]
-            while server.engine.stats().n_read_ahead_tokens == n_ahead and not quiet.wait(0.01):
-                pass
+            # With its thought the reply is fed already, and so little follows that nothing is read ahead.
+            while not sends_thoughts and server.engine.stats().n_read_ahead_tokens == n_ahead:
+                quiet.wait(0.01)
     return turns
