@@ -14,10 +14,10 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 from model.errors import InputError
-from model.text.grammar.calls import TextForm
+from model.text.grammar.calls import CallOptions, TextForm
 from model.text.schemas.checking import checked_schema
 
 ToolDefinition = Mapping[str, Any]
@@ -188,18 +188,7 @@ class GrammarWriter(Protocol):
         """The grammar of JSON. Raises InputError, naming the keyword, for what cannot be enforced."""
         ...
 
-    def calls(
-        self,
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        parallel: bool = True,
-        text_before: bool = False,
-        answer: Mapping[str, Any] | None = None,
-        answer_is_strict: bool = False,
-        max_string_chars: int | None = None,
-        forms: Mapping[str, TextForm] | None = None,
-        places: Sequence[str] | None = None,
-    ) -> str:
+    def calls(self, tools: Sequence[Mapping[str, Any]], **options: Unpack[CallOptions]) -> str:
         """The grammar of calls of ``tools``. Raises InputError as :meth:`json` does."""
         ...
 

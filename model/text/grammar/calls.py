@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from model.errors import InputError
 from model.text.grammar.rules import GAP, checked, json_rule, refusal
@@ -38,6 +38,18 @@ class TextForm:
 
     syntax: Literal["lark", "regex"]
     definition: str
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of :func:`call_grammar`, for those who pass them on."""
+
+    parallel: bool
+    text_before: bool
+    answer: Mapping[str, Any] | None
+    answer_is_strict: bool
+    max_string_chars: int | None
+    forms: Mapping[str, TextForm] | None
+    places: Sequence[str] | None
 
 
 def text_tool(name: str, description: str | None = None, form: TextForm | None = None) -> dict[str, Any]:

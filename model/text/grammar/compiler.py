@@ -9,15 +9,15 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from cachetools import LRUCache
 
 from model.errors import InputError
-from model.text.grammar.calls import TextForm
+from model.text.grammar.calls import CallOptions
 from model.text.tokenizer import TextTokenizer
 
 TIMEOUT_S = 10.0
@@ -86,33 +86,19 @@ class GrammarCompiler:
         options = {"is_strict": is_strict, "max_string_chars": max_string_chars}
         return self._written({"schema": schema, "where": where, "options": options})
 
-    def calls(
-        self,
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        parallel: bool = True,
-        text_before: bool = False,
-        answer: Mapping[str, Any] | None = None,
-        answer_is_strict: bool = False,
-        max_string_chars: int | None = None,
-        forms: Mapping[str, TextForm] | None = None,
-        places: Collection[str] | None = None,
-    ) -> str:
+    def calls(self, tools: Sequence[Mapping[str, Any]], **options: Unpack[CallOptions]) -> str:
         """The grammar of calls, see :func:`model.text.grammar.calls.call_grammar`.
 
         Raises:
             InputError: as :meth:`json` does.
         """
-        options = {
-            "parallel": parallel,
-            "text_before": text_before,
-            "answer": answer,
-            "answer_is_strict": answer_is_strict,
-            "max_string_chars": max_string_chars,
-            "forms": {name: list(asdict(form).values()) for name, form in (forms or {}).items()},
-            "places": None if places is None else list(places),
+        forms = {name: list(asdict(form).values()) for name, form in (options.get("forms") or {}).items()}
+        request = {
+            "tools": list(tools),
+            "controls": self._controls,
+            "where": "tools",
+            "options": {**options, "forms": forms},
         }
-        request = {"tools": list(tools), "controls": self._controls, "where": "tools", "options": options}
         return self._written(request)
 
     def start(self) -> None:
