@@ -19,7 +19,7 @@ from model.device import Device
 from model.layers.attention import StepGroup
 from model.layers.delta_rule import CHUNK
 from model.layers.gdn import Gdn
-from model.layers.ragged import Ragged
+from model.layers.ragged import Ragged, n_rows_in_chunks
 from model.mtp import append
 from model.sampling import warm_up_sampling
 from model.state import Checkpoint, KvLayout, Recurrent, State, capacity_for, stack_recurrent
@@ -382,6 +382,29 @@ class Forward:
     def _last_row(self, hidden: mx.array) -> mx.array | None:
         """Of the rows of some tokens, [1, n, H], what :attr:`Checkpoint.hidden` wants behind them."""
         return mx.contiguous(hidden[:, -1:]) if self.has_mtp else None
+
+
+def shares_of_pass(n_left: Sequence[int], n_tokens: int) -> list[int]:
+    """How many tokens of each of several prompts one pass takes.
+
+    The prompts in front are served first. All are taken whole but the last that finds room: it is cut at a
+    whole chunk. Each but the first counts with the rows that fill its last chunk.
+
+    Args:
+        n_left: tokens that each prompt has left, at least 1.
+        n_tokens: of the pass.
+    """
+    shares, room = [], n_tokens
+    for i, n in enumerate(n_left):
+        if i == 0:
+            share = min(n, n_tokens)
+        elif n_rows_in_chunks(n) <= room:
+            share = n
+        else:
+            share = max(room // CHUNK - 1, 0) * CHUNK
+        shares.append(share)
+        room -= n_rows_in_chunks(share) if share else 0
+    return shares
 
 
 def part_tokens(most: int, token_bytes: int, n_bytes: int | None = None) -> int:

@@ -116,6 +116,7 @@ class Admission:
         self,
         decoding: Sequence[Ticket],
         prefilling: Sequence[Ticket],
+        n_unfed: int,
         may_join: Callable[[GenerationRequest], bool],
     ) -> Ticket | None:
         """The next request that fits beside what runs, which no longer waits; None if there is none.
@@ -123,9 +124,13 @@ class Admission:
         Args:
             decoding: the ticket of each reply that is being decoded.
             prefilling: those of the prompts that are being prefilled.
+            n_unfed: tokens of these that are still to be fed.
             may_join: whether a request's prompt may be prefilled now.
         """
-        return self.line.take(lambda request: self._fits(request, decoding, prefilling) and may_join(request))
+        n_coming = self._state_bytes(n_unfed) - self._state_bytes(0)
+        return self.line.take(
+            lambda request: self._fits(request, decoding, prefilling, n_coming) and may_join(request)
+        )
 
     def add_ahead(self, request: WarmRequest) -> None:
         """Queue a prompt to read ahead; it replaces an earlier one of the same slot."""
@@ -188,10 +193,14 @@ class Admission:
         return None
 
     def _fits(
-        self, request: GenerationRequest, decoding: Sequence[Ticket], prefilling: Sequence[Ticket]
+        self,
+        request: GenerationRequest,
+        decoding: Sequence[Ticket],
+        prefilling: Sequence[Ticket],
+        n_coming_bytes: int,
     ) -> bool:
-        """Whether the batch and the memory have room beside what runs. With nothing else running, any request
-        fits."""
+        """Whether the batch and the memory have room beside what runs and the bytes that it will still grow
+        by. With nothing else running, any request fits."""
         if not decoding and not prefilling:
             return True
         limits, tenant, width = self._options, request.slot.tenant, self.width(request)
@@ -202,7 +211,7 @@ class Admission:
             if n_own + width > limits.max_running_per_key:
                 return False
         n_states = width + (width < request.n_replies)
-        return self._store.can_admit(self._bytes_of(request) * n_states)
+        return self._store.can_admit(self._bytes_of(request) * n_states + n_coming_bytes)
 
     def _n_rows(self, decoding: Sequence[Ticket], prefilling: Sequence[Ticket]) -> int:
         """Rows of the batch that are taken, or will be once the prompts are prefilled."""

@@ -143,14 +143,18 @@ class EngineLoop:
         if self._admission.line:
             self._in_flight.stop_reading_ahead()
             decoding = [reply.siblings.ticket for reply in self._decoder.replies]
-            while ticket := self._admission.take(decoding, self._prefiller.tickets, self._may_join):
+            while ticket := self._admission.take(
+                decoding, self._prefiller.tickets, self._prefiller.n_left, self._may_join
+            ):
                 self._begin(ticket)
         elif self._admission.has_ahead and not self._prefiller.prefills and not self._decoder.replies:
             self._begin_ahead(self._admission.take_ahead())
 
     def _may_join(self, request: GenerationRequest) -> bool:
         """Whether a prompt may be prefilled now."""
-        return self._prefiller.may_join(request.prompt.ids, lambda: self._planner.n_suffix(request))
+        return self._prefiller.may_join(
+            request.prompt.ids, self.prefill_tokens, lambda: self._planner.n_suffix(request)
+        )
 
     def _begin(self, ticket: Ticket) -> None:
         """Plan a client's prompt, take the state that the plan names, and start the prefill."""

@@ -1,7 +1,8 @@
-"""Prefills prompts: at every step a chunk of one of them, or the few remaining tokens of several."""
+"""Prefills prompts: at every step a chunk of one of them, or what several have left."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -11,17 +12,19 @@ import numpy as np
 
 from cache.entry import RunningEntry
 from cache.planner import longest_common_token_prefix
-from model.forward import Forward, Part
+from model.forward import Forward, Part, Prefilled, shares_of_pass
 from model.state import State
 from model.text.grammar.masks import Grammar
 from server.engine.admission import Ticket
 from server.events import Prefilling, Prompted
 
+log = logging.getLogger("crossturn.engine")
+
 OVERTAKE_FACTOR = 4
 """A prompt overtakes one that has at least so many times its length left."""
 TOGETHER_TOKENS = 128
-"""Prompts with at most so many tokens left are prefilled together: a forward pass over a few tokens of
-several takes hardly longer than over those of one."""
+"""Where a device gains nothing with longer ones, prompts with at most so many tokens left are prefilled
+together: a forward pass over a few tokens of several takes hardly longer than over those of one."""
 
 
 @dataclass(eq=False)
@@ -81,13 +84,24 @@ class Prefill:
         end = min(start + n_tokens, len(self.request.prompt.ids))
         return self.request.prompt.ids[start:end], tuple(p for p in self.captures if start < p <= end)
 
+    def note(self, part: Part, read: Prefilled | BaseException) -> None:
+        """Take over what came of a part; raises it if it is a fault."""
+        if isinstance(read, BaseException):
+            raise read
+        self.running.ids.extend(part.ids)
+        for checkpoint in read.checkpoints:
+            self.running.capture(checkpoint)
+        self.logits, self.n_last = read.logits, len(part.ids)
+
 
 class Prefiller:
     """Owns the prefills in progress, from :meth:`join` to :meth:`leave`.
 
-    Prompts are prefilled one after the other, because the next one may reuse the state that this one leaves.
-    A short prompt overtakes a long one from which it gains nothing; the two then take turns. Several prompts
-    with few tokens left are prefilled together, in one forward pass.
+    What is fed in one step is one forward pass: several prompts that gain nothing from each other, as far as
+    the pass has room, or one of them. The oldest prompt is in front in every second pass, the one with the
+    fewest tokens left in the others: a long prompt gets at least every second pass however many short ones
+    arrive, and a short one waits for no more than one pass of a long one. A prompt that would reuse what
+    another one is about to leave waits for it.
 
     Attributes:
         prefills: those in progress, oldest first.
@@ -109,18 +123,25 @@ class Prefiller:
         """The clients' requests among them."""
         return [prefill.ticket for prefill in self.prefills if prefill.ticket is not None]
 
-    def may_join(self, prompt_ids: np.ndarray, n_suffix: Callable[[], int]) -> bool:
-        """Whether a prompt of these ids may be prefilled now: it is the only one, overtakes all others, or is
-        as short as they are. It waits for a prompt from which it would gain.
+    def may_join(self, prompt_ids: np.ndarray, n_tokens: int, n_suffix: Callable[[], int]) -> bool:
+        """Whether a prompt of these ids may be prefilled now: it overtakes those in progress, or has room
+        beside them in the next pass. It waits for a prompt from which it would gain.
 
         Args:
-            n_suffix: returns how many of them must be fed; called only if that decides.
+            n_tokens: those of a pass.
+            n_suffix: returns how many of ``prompt_ids`` must be fed; called only if that decides.
         """
         if any(_gains_from(prompt_ids, prefill) for prefill in self.prefills):
             return False
-        if all(len(prompt_ids) * OVERTAKE_FACTOR <= prefill.n_left for prefill in self.prefills):
-            return True
-        return self._are_short and n_suffix() <= TOGETHER_TOKENS
+        n_ahead = sum(p.n_left for p in self.prefills if p.n_left < len(prompt_ids) * OVERTAKE_FACTOR)
+        if self._forward.reads_ragged:
+            return n_ahead < min(n_tokens, self._forward.part_tokens)
+        return n_ahead == 0 or (self._are_short and n_suffix() <= TOGETHER_TOKENS)
+
+    @property
+    def n_left(self) -> int:
+        """Tokens of all prompts in progress that are still to be fed."""
+        return sum(prefill.n_left for prefill in self.prefills)
 
     def join(self, prefill: Prefill) -> None:
         """Add a prompt."""
@@ -140,49 +161,73 @@ class Prefiller:
         return self._fed.pop(0) if self._fed else None
 
     def step(self, n_tokens: int) -> None:
-        """Feed at most ``n_tokens`` of one prompt, or a few of each of several. Prefills that are over have
-        left; :meth:`take_fed` returns those that were fed.
+        """Feed at most ``n_tokens``, of one prompt or of several. Prefills that are over have left;
+        :meth:`take_fed` returns those that were fed.
+
+        A fault in a pass over several fails none of them: each is then fed alone, and fails by its own fault.
         """
-        together = len(self.prefills) > 1 and self._are_short
-        fed = list(self.prefills) if together else [self._next()]
-        n_tokens = self._forward.few_tokens if together else n_tokens
-        for prefill in fed:
+        shares = self._next_pass(n_tokens)
+        fed = [prefill for prefill, _ in shares]
+        parts = [Part(cast(State, p.running.state), *p.next_chunk(share)) for p, share in shares]
+        for prefill, part, read in zip(fed, parts, self._read(parts), strict=True):
             prefill.n_last = 0
-        try:
-            self._feed(fed, n_tokens)
-        except BaseException as fault:  # panics of Rust libraries are no Exceptions
-            for prefill in fed:
+            try:
+                prefill.note(part, read)
+            except BaseException as fault:  # panics of Rust libraries are no Exceptions
                 prefill.fault = fault
-        for prefill in fed:
             if prefill.is_over:
                 self.leave(prefill)
         self._fed = fed
 
+    def _next_pass(self, n_tokens: int) -> list[tuple[Prefill, int]]:
+        """The prompts of the next pass, and how many tokens of each it feeds at most."""
+        if not self._forward.reads_ragged and len(self.prefills) > 1 and self._are_short:
+            return [(prefill, self._forward.few_tokens) for prefill in self.prefills]
+        order = self._next_order()
+        if self._forward.reads_ragged:
+            most = min(n_tokens, self._forward.part_tokens)
+            shares = zip(order, shares_of_pass([p.n_left for p in order], most), strict=True)
+            chosen = [(prefill, share) for prefill, share in shares if share]
+            if len(chosen) > 1:
+                return chosen
+        return [(order[0], n_tokens)]
+
+    def _next_order(self) -> list[Prefill]:
+        """All by what they have left; in every second pass the oldest is in front."""
+        self._is_oldests_turn = not self._is_oldests_turn
+        by_length = sorted(self.prefills, key=lambda prefill: prefill.n_left)
+        if not self._is_oldests_turn:
+            return by_length
+        oldest = self.prefills[0]
+        return [oldest, *(prefill for prefill in by_length if prefill is not oldest)]
+
     @property
     def _are_short(self) -> bool:
-        """Whether all have so few tokens left that they are better fed together."""
+        """Whether all have so few tokens left that they are better fed together on any device."""
         is_able = self._forward.few_tokens > 0
         return is_able and all(prefill.n_left <= TOGETHER_TOKENS for prefill in self.prefills)
 
-    def _next(self) -> Prefill:
-        """The oldest and the shortest, in turn."""
-        self._is_oldests_turn = not self._is_oldests_turn
-        return self.prefills[0] if self._is_oldests_turn else min(self.prefills, key=lambda p: p.n_left)
+    def _read(self, parts: Sequence[Part]) -> list[Prefilled | BaseException]:
+        """What comes of each part, in one pass or, if that fails, alone."""
+        if len(parts) > 1:
+            try:
+                return list(self._forward.prefill_together(parts))
+            except BaseException as fault:
+                log.warning("a pass over %d prompts failed; each is read alone", len(parts), exc_info=fault)
+            for part in parts:
+                part.state.truncate(part.state.position)
+        return [self._read_alone(part) for part in parts]
 
-    def _feed(self, prefills: Sequence[Prefill], n_tokens: int) -> None:
-        parts = [Part(cast(State, p.running.state), *p.next_chunk(n_tokens)) for p in prefills]
-        if len(parts) == 1:
-            (part,) = parts
-            read = [self._forward.prefill(part.state, part.ids, capture_at=part.capture_at)]
-        else:
-            read = self._forward.prefill_together(parts)
-        for prefill, part, own in zip(prefills, parts, read, strict=True):
-            prefill.running.ids.extend(part.ids)
-            for checkpoint in own.checkpoints:
-                prefill.running.capture(checkpoint)
-            prefill.logits, prefill.n_last = own.logits, len(part.ids)
+    def _read_alone(self, part: Part) -> Prefilled | BaseException:
+        try:
+            return self._forward.prefill(part.state, part.ids, capture_at=part.capture_at)
+        except BaseException as fault:
+            return fault
 
 
 def _gains_from(prompt_ids: np.ndarray, prefill: Prefill) -> bool:
-    """Whether a prompt shares more with ``prefill`` than has been fed of it yet."""
-    return longest_common_token_prefix(prompt_ids, prefill.request.prompt.ids) > prefill.position
+    """Whether ``prefill`` is still to leave a state that a prompt can go on from: a checkpoint in what both
+    share, or its end. What they share beyond that, such as a message's first tokens, is of no use."""
+    n_common = longest_common_token_prefix(prompt_ids, prefill.request.prompt.ids)
+    left_at = (*prefill.captures, len(prefill.request.prompt.ids))
+    return any(prefill.position < position <= n_common for position in left_at)
