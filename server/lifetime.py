@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
-from server.http.app import create_app
+from server.http.app import create_app, warm_up
 from server.http.connection import MAX_HEAD_BYTES, connection_within
 from server.http.gateway import Gateway
 from server.http.intake import Keys
@@ -30,14 +31,21 @@ class DrainingServer(uvicorn.Server):
     second signal ends everything at once.
 
     Args:
+        app: what ``config`` serves; it is warmed up before requests are accepted.
         watch: receives the signals.
         on_ready: called once, when requests are accepted.
     """
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, watch: SignalWatch, on_ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        gateway: Gateway,
+        watch: SignalWatch,
+        on_ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._app = app
         self._watch = watch
         self._gateway = gateway
         self._on_ready = on_ready
@@ -78,6 +86,7 @@ class DrainingServer(uvicorn.Server):
         self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await warm_up(self._app)
         await super().startup(sockets)
         if self.started:
             self._on_ready()
@@ -92,8 +101,9 @@ def serve_http(
     gateway: Gateway, keys: Keys, listener: socket.socket, watch: SignalWatch, on_ready: Callable[[], None]
 ) -> None:
     """Serve ``gateway`` on ``listener`` to clients with one of ``keys``, until SIGINT, SIGTERM or SIGHUP."""
+    app = create_app(gateway, keys)
     config = uvicorn.Config(
-        create_app(gateway, keys),
+        app,
         http=connection_within(gateway.settings.receive_seconds),
         ws="none",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
@@ -104,4 +114,4 @@ def serve_http(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(gateway.settings.drain_seconds) + 3,
     )
-    DrainingServer(config, gateway, watch, on_ready).run(sockets=[listener])
+    DrainingServer(config, app, gateway, watch, on_ready).run(sockets=[listener])

@@ -40,7 +40,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ListenError(f"cannot listen on {host}: {error.strerror}") from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Without its name asyncio would not know that this is TCP, and leave Nagle's algorithm on: a small write
+    # would wait for the client's acknowledgement of the last one, which takes 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Connections that a server just stopped has left must not keep the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -120,6 +120,7 @@ class Conversation:
             if message["role"] == LATE_SYSTEM
         }
         self._placeholder = re.compile(f"{re.escape(_late_head(guard))}([0-9]+){guard.mark}</tool_response>")
+        self._unplaced = re.compile(f"{guard.mark}([0-9]+){guard.mark}")
 
     def text(self, messages: Sequence[Message] | None = None, *, generate: bool = True) -> str:
         """The conversation, or ``messages`` in its place, as the template writes it; still guarded.
@@ -199,7 +200,7 @@ class Conversation:
     def _with_late_systems(self, text: str) -> str:
         """Put the system messages in the places that their placeholders hold."""
         text = self._placeholder.sub(lambda m: f"{OPENER}system\n{self._late_systems[m[1]]}", text)
-        unplaced = re.search(f"{self.guard.mark}([0-9]+){self.guard.mark}", text)
+        unplaced = self._unplaced.search(text)
         if unplaced:
             where = self.where(int(unplaced[1]))
             raise InputError(f"the chat template takes no system message at {where}", param=where)

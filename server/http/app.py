@@ -3,6 +3,7 @@ of the dialect that its client speaks."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message
 
 from model.errors import InputError, shortened
 from server.anthropic.dialect import ANTHROPIC
@@ -71,6 +73,29 @@ def create_app(gateway: Gateway, keys: Keys | None = None) -> FastAPI:
         app.include_router(router)
     document(app, [body for dialect in DIALECTS for body in dialect.bodies])
     return app
+
+
+async def warm_up(app: FastAPI) -> None:
+    """Build what FastAPI would build while the first request waits: the middleware, and the schemas of all
+    routes, which it derives when it first compares their paths with a request's."""
+    inspect.getsourcelines(warm_up)  # FastAPI reads an endpoint's: Python's tokenizer has patterns to compile
+    app.middleware_stack = app.build_middleware_stack()
+    nowhere = {
+        "type": "http",
+        "method": "GET",
+        "path": "/-",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: Message) -> None:
+        """Nobody asked."""
+
+    await app.router(nowhere, receive, send)
 
 
 class Failures:
