@@ -28,6 +28,9 @@ the dear ones stay, not the ones that happened to speak last."""
 _LEAST_GOING_ON = 0.05
 """However surely prompts left a conversation before its end, the next one may not."""
 
+_FAR_BACK = 0.25
+"""The share of returns that go to any place of a kind alike."""
+
 _LEFT_BEHIND = 1e-3
 """What is left of the worth of a conversation that was only guessed, or whose place another one took."""
 
@@ -147,8 +150,8 @@ def _returns_between(entry: Conversation, lengths: Positions, habits: Habits) ->
     """How likely the next prompt leaves ``entry`` in each of the stretches between ``lengths`` [n + 1],
     ascending: n probabilities.
 
-    Every kind of place has its rate. Among the places of a kind the nearer to the end are likelier, the k-th
-    by 1 / k; inside messages it is the stretches that grow with their distance from the end.
+    Every kind of place has its rate. Among the places of a kind the nearer to the end are likelier
+    (:func:`_nearest_first`); inside messages it is the stretches that grow with their distance from the end.
     """
     n, shape, slot = len(entry), entry.shape, entry.slot
     questions = [p for p in shape.questions if p < n]
@@ -174,9 +177,13 @@ def _returns_between(entry: Conversation, lengths: Positions, habits: Habits) ->
 
 
 def _nearest_first(n: int) -> Chances:
-    """Chances of ``n`` places in order, [n]: 1, 1/2, 1/3, ... from the last one back, 1 in all."""
-    weights = 1.0 / np.arange(n, 0, -1)
-    return weights / weights.sum() if n else weights
+    """Chances of ``n`` places in order, [n], 1 in all: most of it as 1, 1/2, 1/3, ... from the last one back,
+    the rest evenly, for some who go back go back far."""
+    if n == 0:
+        return np.zeros(0)
+    weights: Chances = 1.0 / np.arange(n, 0, -1)
+    nearest: Chances = weights / weights.sum()
+    return (1 - _FAR_BACK) * nearest + _FAR_BACK * _evenly(n)
 
 
 def _evenly(n: int) -> Chances:

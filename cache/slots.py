@@ -25,6 +25,10 @@ _SHORTAGE, _NEARING = 0.1, 0.3
 """How likely a conversation will have to be cut, as long as nothing is known, and how much that nears
 certainty each time one is."""
 
+_SHORT = 0.7
+"""How likely a conversation will have to be cut that fills all there is: the best over the scenarios of
+``bench/replay.py`` at a quarter to one session's worth."""
+
 _FADING = 0.9
 """How much of that likelihood a request leaves that went by without."""
 
@@ -187,8 +191,9 @@ class Habits:
         self.shortage += (1 - self.shortage) * _NEARING
 
     def is_short(self) -> None:
-        """What runs is larger than what may rest: it will be cut."""
-        self.shortage = 1.0
+        """What runs leaves no room for a state beside it: unless it goes on before anyone else comes, it will
+        be cut."""
+        self.shortage = max(self.shortage, _SHORT)
 
     @property
     def next_rate(self) -> float:

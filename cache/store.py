@@ -280,7 +280,8 @@ class Store:
 
         Where running entries alone exceed it, they keep the few checkpoints that they may be cut at.
         """
-        if self._running and sum(r.n_own_bytes for r in self._running.values()) > self.budget_bytes:
+        n_running = sum(r.n_own_bytes for r in self._running.values())
+        if self._running and n_running + self._snapshot_bytes > self.budget_bytes:
             self._habits.is_short()
         while self.n_bytes > self.limit_bytes:
             spare = least_useful_spare(self._running.values(), self._shelf.ledger, self._habits)

@@ -18,6 +18,7 @@ from cache.ring import RingLimits
 from cache.store import Store
 
 GIB = 2**30
+CLOCK = "clock, system prompt of 2,500"
 SESSIONS_WORTH = (0.25, 0.5, 1, 2, 4, 8)
 
 
@@ -64,6 +65,16 @@ def test_with_room_for_some_sessions_little_is_read_twice(
 def test_half_of_an_agents_memory_is_no_cliff(scenario: str, geometry: str) -> None:
     budget_bytes = worth_of(asks_of(scenario), GEOMETRIES[geometry]) // 2
     assert outcome(scenario, geometry, budget_bytes).reread_ratio <= 1.5
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(("scenario", "limit"), [("chat of 12 turns, three edits", 2.2), (CLOCK, 1.4)])
+def test_where_a_conversation_just_fits_it_keeps_states_to_go_back_to(
+    scenario: str, limit: float, geometry: str
+) -> None:
+    """Heavy states took the place of all but the last one: 2.5 and, for the clock at 35B, 1.71."""
+    budget_bytes = worth_of(asks_of(scenario), GEOMETRIES[geometry])
+    assert outcome(scenario, geometry, budget_bytes).reread_ratio <= limit
 
 
 def test_an_agent_larger_than_the_budget_does_not_read_everything_at_every_step() -> None:
