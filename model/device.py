@@ -62,6 +62,10 @@ class Device(Protocol):
         """Batch sizes whose steps take kernels that no smaller batch's do."""
 
     @property
+    def warms_parts(self) -> bool:
+        """Whether long parts of prompts take kernels that no short one's do."""
+
+    @property
     def fuses_sampling(self) -> bool:
         """Whether launching an operation takes so long that sampling is better fused."""
 

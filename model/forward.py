@@ -25,6 +25,7 @@ from model.sampling import warm_up_sampling
 from model.state import Checkpoint, KvLayout, Recurrent, State, capacity_for, stack_recurrent
 
 _LEAST = 4 * CHUNK
+_WARM_PARTS, _WARM_S = 3, 1.0
 _WEIGHT = 0.5  # of the newest pass in the moving average
 
 
@@ -148,7 +149,9 @@ class Forward:
         return DecodeBatch(self._network)
 
     def warm_up(self) -> None:
-        """Build the kernels that are compiled on first use, so that no request waits for them."""
+        """Build the kernels that are compiled on first use, so that no request waits for them: those of steps
+        alone and of a padded batch, and those of a full part of a prompt, or of as much of one as is read in
+        a second."""
         for n_tokens in self._network.few_sizes:
             for wanted in ([], [1]):
                 self.prefill(self.new_state(), np.zeros(n_tokens, np.uint32), capture_at=wanted)
@@ -165,6 +168,10 @@ class Forward:
                 mx.eval(batch.guess(batch.keys, mx.zeros((size,), mx.uint32), 2))
             if self.fuses_sampling:
                 warm_up_sampling(logits)
+        # Until the measured speed is that of a pass in which nothing was compiled any more.
+        for _ in range(_WARM_PARTS if self._device.warms_parts else 0):
+            n_tokens = self.tokens_within(_WARM_S)
+            self.prefill(self.new_state(), np.zeros(n_tokens, np.uint32), capture_at=[CHUNK + 1])
 
     def prefill(self, state: State, ids: NDArray[np.uint32], *, capture_at: Sequence[int] = ()) -> Prefilled:
         """Feed ``ids`` to ``state``.

@@ -35,6 +35,10 @@ class PlainDevice:
         return self.hardware.reads_ragged
 
     @property
+    def warms_parts(self) -> bool:
+        return self.hardware.warms_parts
+
+    @property
     def warm_sizes(self) -> tuple[int, ...]:
         return (1,)
 

@@ -64,6 +64,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     device = detect()
     forward = _load(options, device)
     budget_bytes = _divide_memory(settings, device, forward)
+    forward.warm_up()  # with parts of the size that this memory allows
     known = metadata(forward, tokenizer, context_length)
     disk = None if folder_claim is None else disk_tier(options, known, forward, folder_claim)
     loop = EngineLoop(
@@ -86,7 +87,7 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
 
 def _load(options: EngineOptions, device: Device) -> Forward:
     settings = options.settings
-    forward = load(
+    return load(
         options.model_path,
         adapter_path=settings.adapter_path,
         dtype=settings.dtype,
@@ -95,8 +96,6 @@ def _load(options: EngineOptions, device: Device) -> Forward:
         device=device if settings.kernels else without_kernels(device),
         on_progress=options.on_progress,
     )
-    forward.warm_up()
-    return forward
 
 
 def _divide_memory(settings: Settings, device: Device, forward: Forward) -> int:

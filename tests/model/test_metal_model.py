@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+import model.forward as forward_module
 from model.backend import detect
+from model.batch import DecodeBatch
 from model.checkpoint.load import load
 from model.devices.cpu.device import CpuDevice
 from model.devices.metal.device import MetalDevice
@@ -190,3 +193,34 @@ def begun(model: Forward, n_past: int) -> State:
     if n_past:
         model.prefill(state, IDS[:n_past])
     return state
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "lengths"),
+    [(1e-4, [256, 1024, 1024]), (1e-3, [256, 960, 960]), (1e-2, [256, 256, 256])],
+)
+def test_the_warm_up_reads_a_padded_batch_and_as_much_of_a_full_part_as_a_second_takes(
+    seconds_per_token: float, lengths: list[int], mac: MetalDevice, tmp_path: Path, monkeypatch: Any
+) -> None:
+    model = load(tiny.write_text(tmp_path, DENSE), dtype="float32", device=mac)
+    model.part_tokens = 1024
+    now, read, paddings = 0.0, [], []
+    part, positions = Forward._prefill_part, DecodeBatch._positions
+
+    def timed(self: Forward, state: State, ids: mx.array, capture_at: Sequence[int]) -> Any:
+        nonlocal now
+        now += ids.shape[1] * seconds_per_token
+        read.append((ids.shape[1], len(capture_at)))
+        return part(self, state, ids, capture_at)
+
+    def noted(self: DecodeBatch) -> Any:
+        groups = positions(self)
+        paddings.extend(group.padding is not None for group in groups)
+        return groups
+
+    monkeypatch.setattr(forward_module.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(Forward, "_prefill_part", timed)
+    monkeypatch.setattr(DecodeBatch, "_positions", noted)
+    model.warm_up()
+    assert read[-3:] == [(n, 1) for n in lengths]
+    assert {True, False} <= {*paddings}

@@ -51,6 +51,7 @@ class CpuDevice:
     attention_bytes: ClassVar[int] = 64 << 20  # a few blocks for each core
     budget_share: ClassVar[float] = 0.5  # other programs live in the same memory
     warm_sizes: ClassVar[tuple[int, ...]] = (1,)
+    warms_parts: ClassVar[bool] = False
     fuses_sampling: ClassVar[bool] = False
 
     @classmethod

@@ -47,6 +47,7 @@ class CudaDevice:
     budget_share: ClassVar[float] = 0.75
     # Alone, padded, of more than 16 rows.
     warm_sizes: ClassVar[tuple[int, ...]] = (1, 2, 17)
+    warms_parts: ClassVar[bool] = True
     fuses_sampling: ClassVar[bool] = True
 
     @classmethod

@@ -44,6 +44,7 @@ class MetalDevice:
     attention_bytes: ClassVar[int] = ATTENTION_BYTES
     budget_share: ClassVar[float] = 0.5  # a desktop lives in the same memory
     warm_sizes: ClassVar[tuple[int, ...]] = (1, 2)  # alone, padded
+    warms_parts: ClassVar[bool] = True
     fuses_sampling: ClassVar[bool] = True
 
     @classmethod
