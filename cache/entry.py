@@ -166,14 +166,15 @@ class Entry(Conversation):
         self.state.shrink()
 
     def copy(self, number: int, slot: SlotKey, now: float) -> Entry:
-        """The same conversation under another slot: nothing is shared, only the end is kept."""
+        """The same conversation under another slot of the tenant: KV rows are copied, the ring holds the same
+        checkpoints, which are values."""
         return replace(
             self,
             number=number,
             lineage=new_lineage(),
             slot=slot,
             ids=self.ids.copy(len(self)),
-            ring=CheckpointRing(self.ring.limits),
+            ring=CheckpointRing(self.ring.limits, self.ring.checkpoints),
             state=self.state.fork(self.state.snapshot()),
             parent=Parent(self.slot, self.number, self.lineage, len(self)),
             n_hits=0,
@@ -338,7 +339,8 @@ class RunningEntry(Conversation):
 def copied(source: Entry | RunningEntry, slot: SlotKey, n: int) -> Parts:
     """Copies of what ``source`` has of its first ``n`` ids, one of its ring's lengths, for ``slot``."""
     state = source.fork_state(source.ring.at(n))
-    # A checkpoint is a value: forks within a slot hold the same ones. Slots share none, ever.
+    # A checkpoint is a value: forks within a slot hold the same ones, and so does a
+    # slot that its owner had copied. What is borrowed from another slot unasked is a copy.
     shared = source.ring.checkpoints if source.slot == slot else ()
     ring = CheckpointRing(source.ring.limits, (c for c in shared if c.length <= n))
     ring.add(state.snapshot())

@@ -68,7 +68,7 @@ def least_useful(slots: Iterable[Slot], ledger: Ledger, habits: Habits, now: flo
     """The victim of least worth over all ``slots``; None when nothing is at rest."""
     best, least = None, math.inf
     for slot in slots:
-        if slot.assessments is None:
+        if slot.assessments is None or slot.key in ledger.stale:
             # Whatever goes of an entry, its age is the same: the least of it is all that matters.
             slot.assessments = tuple(
                 min(_assess(slot, entry, ledger, habits), key=lambda a: a.work_per_byte) for entry in slot
@@ -77,6 +77,7 @@ def least_useful(slots: Iterable[Slot], ledger: Ledger, habits: Habits, now: flo
             worth = assessment.work_per_byte * _standing(assessment.entry, now)
             if worth < least:
                 best, least = assessment, worth
+    ledger.stale.clear()
     if best is None:
         return None
     return Victim(best.entry, best.checkpoint, least, best.cut_at)

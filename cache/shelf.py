@@ -251,7 +251,7 @@ class Shelf:
         entry = victim.entry
         if victim.checkpoint is not None:
             self._slots[entry.slot].assessments = None
-            self.ledger.release(entry.ring.remove(victim.checkpoint))
+            self.ledger.release(entry.ring.remove(victim.checkpoint), entry.slot)
             self._counters.n_evicted_checkpoints += 1
         elif victim.cut_at == 0:
             self._disk.finish(entry)
@@ -301,11 +301,11 @@ def check_all(
     """
     states = [id(c.state) for c in conversations if not c.is_lent]
     assert len(states) == len(set(states)), "two entries share a state"
-    slots_of: dict[int, set[SlotKey]] = {}
+    tenants_of: dict[int, set[str | None]] = {}
     for c in conversations:
         for checkpoint in c.ring.checkpoints:
-            slots_of.setdefault(id(checkpoint), set()).add(c.slot)
-    assert all(len(slots) == 1 for slots in slots_of.values()), "two slots share a checkpoint"
+            tenants_of.setdefault(id(checkpoint), set()).add(c.slot.tenant)
+    assert all(len(tenants) == 1 for tenants in tenants_of.values()), "two tenants share a checkpoint"
     rings = {id(p): p.n_bytes for c in conversations for p in c.ring.checkpoints}
     n_held_bytes = sum(c.n_own_bytes for c in conversations) + sum(rings.values())
     assert n_held_bytes == n_counted_bytes, f"{n_counted_bytes} bytes counted, {n_held_bytes} held"

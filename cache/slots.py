@@ -106,40 +106,47 @@ class Slot:
 class Ledger:
     """Counts the bytes of the entries at rest, exactly, and of each checkpoint once.
 
-    Forks within a slot share the checkpoints before the point they part at, so bytes are counted by
-    object: the last holder's departure frees them.
+    Forks share the checkpoints before the point they part at, so bytes are counted by object: the last
+    holder's departure frees them.
+
+    Attributes:
+        stale: slots in which letting go of a checkpoint frees more, or less, than when it was last asked.
     """
 
     def __init__(self) -> None:
         self.n_bytes = 0
-        self._holders: dict[int, int] = {}
+        self.stale: set[SlotKey] = set()
+        self._holders: dict[int, list[SlotKey]] = {}
 
     def add(self, entry: Entry) -> None:
         """Count ``entry`` with its ring."""
         self.n_bytes += entry.n_own_bytes
         for checkpoint in entry.ring.checkpoints:
-            self.hold(checkpoint)
+            self._hold(checkpoint, entry.slot)
 
     def remove(self, entry: Entry) -> None:
         """Stop counting ``entry`` with its ring."""
         self.n_bytes -= entry.n_own_bytes
         for checkpoint in entry.ring.checkpoints:
-            self.release(checkpoint)
+            self.release(checkpoint, entry.slot)
 
-    def hold(self, checkpoint: Checkpoint) -> None:
-        """Count one more holder of ``checkpoint``."""
-        holders = self._holders.get(id(checkpoint), 0)
-        self._holders[id(checkpoint)] = holders + 1
-        if holders == 0:
-            self.n_bytes += checkpoint.n_bytes
-
-    def release(self, checkpoint: Checkpoint) -> None:
-        """Count one holder of ``checkpoint`` less."""
-        holders = self._holders.pop(id(checkpoint)) - 1
-        if holders > 0:
-            self._holders[id(checkpoint)] = holders
-        else:
+    def release(self, checkpoint: Checkpoint, slot: SlotKey) -> None:
+        """Count a holder of ``checkpoint`` in ``slot`` less."""
+        holders = self._holders[id(checkpoint)]
+        holders.remove(slot)
+        if not holders:
+            del self._holders[id(checkpoint)]
             self.n_bytes -= checkpoint.n_bytes
+        elif len(holders) == 1:
+            self.stale.add(holders[0])
+
+    def _hold(self, checkpoint: Checkpoint, slot: SlotKey) -> None:
+        holders = self._holders.setdefault(id(checkpoint), [])
+        if not holders:
+            self.n_bytes += checkpoint.n_bytes
+        elif len(holders) == 1:
+            self.stale.add(holders[0])
+        holders.append(slot)
 
     def freed_by(self, checkpoint: Checkpoint, *, is_counted: bool = True) -> int:
         """Bytes that one holder less of ``checkpoint`` would free.
@@ -147,7 +154,7 @@ class Ledger:
         Args:
             is_counted: whether that holder is one of the entries counted here.
         """
-        others = self._holders.get(id(checkpoint), 0) - is_counted
+        others = len(self._holders.get(id(checkpoint), ())) - is_counted
         return 0 if others > 0 else checkpoint.n_bytes
 
     def beyond(self, conversations: Iterable[Conversation]) -> int:

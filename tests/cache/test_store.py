@@ -371,6 +371,41 @@ def test_a_forked_slot_is_warm_and_independent() -> None:
     assert ask(store, chat(CHAT, BYE, HELLO)).plan.mode == ExactAppend()
 
 
+def test_a_forked_slot_goes_back_to_the_states_of_its_source_and_computes_what_a_fresh_one_does() -> None:
+    store = make_store()
+    ask(store)
+    ask(store, chat(CHAT, BYE, HELLO))
+    lengths = [entry.checkpoints for entry in store.slots()[0].entries]
+    n_before = store.n_bytes
+    store.fork(SLOT, OTHER)
+    store.check()
+    source, forked = store._shelf.entries_of(SLOT)[0], store._shelf.entries_of(OTHER)[0]
+    assert [entry.ring.lengths for entry in (source, forked)] == 2 * lengths
+    assert store.n_bytes == n_before + forked.n_own_bytes  # the states are held once
+    # The source goes; what the fork shares with it stays, and is true.
+    store.delete(SLOT)
+    store.check()
+    at = lengths[0][0]
+    choice = store.plan(OTHER, np.append(forked.ids.view[: at + 1], np.uint32(7)))
+    assert choice.plan.mode == ReplayFromCheckpoint(at)
+    warm = store.take(choice)
+    fresh = make_store()
+    cold = fresh.take(fresh.plan(OTHER, choice.prompt_ids))
+    feed(warm, choice.prompt_ids[at:])
+    feed(cold, choice.prompt_ids)
+    assert warm.state.snapshot() == cold.state.snapshot()
+
+
+def test_what_a_fork_shares_can_be_evicted_from_both() -> None:
+    store = make_store()
+    ask(store)
+    store.fork(SLOT, OTHER)
+    for _ in range(100):
+        store.make_room(1)
+        store.check()
+    assert store.n_bytes == 0
+
+
 def test_after_a_fault_what_runs_or_is_unsound_is_forgotten_and_the_rest_stays() -> None:
     store = make_store()
     third = SlotKey.for_session(None, "third")

@@ -27,7 +27,7 @@ from cache.planner import (
     TokenIds,
     longest_common_token_prefix,
 )
-from cache.ring import RingLimits
+from cache.ring import CheckpointRing, RingLimits
 from cache.selection import Candidate, Choice
 from cache.slots import Ledger
 from cache.store import Store
@@ -343,3 +343,18 @@ def test_a_fork_that_shares_rows_with_its_source_is_noticed(monkeypatch: pytest.
     monkeypatch.setattr(FakeState, "fork", fork)
     with pytest.raises(AssertionError):
         walk(random.Random(0).randrange, 10**9, n_steps=500)
+
+
+def test_a_copied_slot_whose_earlier_states_are_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Entry.copy
+
+    def miscopy(entry: Entry, number: int, slot: SlotKey, now: float) -> Entry:
+        twin = copy(entry, number, slot, now)
+        right = [c for c in twin.ring.checkpoints if isinstance(c, FakeCheckpoint)]
+        wrong = [FakeCheckpoint(c.length, c.value + 1, c.n_bytes) for c in right]
+        twin.ring = CheckpointRing(twin.ring.limits, wrong)
+        return twin
+
+    monkeypatch.setattr(Entry, "copy", miscopy)
+    with pytest.raises(AssertionError):
+        walks()
