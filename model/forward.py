@@ -155,6 +155,9 @@ class Forward:
         for n_tokens in self._network.few_sizes:
             for wanted in ([], [1]):
                 self.prefill(self.new_state(), np.zeros(n_tokens, np.uint32), capture_at=wanted)
+        if self.reads_ragged:
+            ids = np.zeros(max(self.few_tokens, CHUNK) + 1, np.uint32)
+            self.prefill_together([Part(self.new_state(), ids, (1,)) for _ in range(2)])
         for size in self._device.warm_sizes:
             batch = self.new_batch()
             for key in range(size):

@@ -18,7 +18,7 @@ from model.devices.cuda.kernels import attention_step, few_rows, kernel
 from model.devices.cuda.kernels.compiler import Compiler
 from model.devices.cuda.kernels.kernel import Outputs, Program
 from model.errors import BackendError
-from model.forward import Forward
+from model.forward import Forward, Part
 from tests.fakes import tiny
 from tests.fakes.lm_modules import random_modules
 
@@ -92,6 +92,12 @@ def run(model: Forward, n_sequences: int, *, are_alike: bool = False) -> None:
     batch.step(mx.zeros((n_sequences,), mx.uint32))
 
 
+def read_together(model: Forward, n_sequences: int) -> None:
+    """Prompts of unlike lengths in one pass, with a capture in each."""
+    ids = [np.zeros(70 + 9 * i, np.uint32) for i in range(n_sequences)]
+    model.prefill_together([Part(model.new_state(), own, (20,)) for own in ids])
+
+
 @pytest.mark.parametrize("n_experts", [0, 8])
 @pytest.mark.parametrize("bits", [16, 4])
 def test_after_the_warm_up_no_batch_needs_a_kernel_that_is_not_built(
@@ -103,6 +109,8 @@ def test_after_the_warm_up_no_batch_needs_a_kernel_that_is_not_built(
     for n_sequences in (1, 2, 16, 17, 32, 33):
         run(model, n_sequences)
         run(model, n_sequences, are_alike=True)
+    for n_sequences in (2, 9):
+        read_together(model, n_sequences)
     assert set(programs) == built
 
 
@@ -120,7 +128,15 @@ def test_every_kernel_compiles(
         forward(mx.float16, n_experts).warm_up()
         forward(mx.float32, n_experts).warm_up()
     kinds = {name.rsplit("_", 1)[0] for name in programs}
-    assert {"gdn_solve", "gdn_capture", "gdn_step", "attention_decode", "widen", "narrow"} <= kinds
+    assert {
+        "gdn_solve",
+        "gdn_carry_each",
+        "gdn_capture",
+        "gdn_step",
+        "attention_decode",
+        "widen",
+        "narrow",
+    } <= kinds
     assert ("few_rows" in kinds) != is_old
     for program in programs.values():
         assert compiler.machine_code(program.source, architecture).startswith(b"\x7fELF")
