@@ -123,7 +123,12 @@ class KvRows:
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add rows [B, H, n, D]; returns keys and values [B, H, length, D] of everything in use."""
         self.push(keys, values)
-        return self.layout.decode(self._used(slice(None), 0, self.length))
+        return self.layout.decode(self.stored)
+
+    @property
+    def stored(self) -> Buffers:
+        """Everything in use, [B, H, length, ...], in the form it is stored in."""
+        return self._used(slice(None), 0, self.length)
 
     def push(self, keys: mx.array, values: mx.array) -> None:
         """Add rows [B, H, n, D]."""

@@ -66,7 +66,18 @@ class Wheel:
 
 def lock(project: Path, platform: Platform) -> str:
     """The newest versions that the project takes on a platform, each with a wheel."""
-    command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-header",
+        "--no-annotate",
+        "--only-binary",
+        ":all:",
+    ]
     where = ["--python-platform", platform.uv, "--python-version", PYTHON]
     extras = [word for extra in platform.extras for word in ("--extra", extra)]
     return run([*command, *where, *extras, str(project)], MACOSX_DEPLOYMENT_TARGET="14.0")
@@ -170,8 +181,8 @@ def _resource(part: Wheel) -> str:
 
 
 def run(command: Sequence[str], **variables: str) -> str:
-    """The output of a command."""
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | variables)
+    """The output of a command; what it says of errors is shown."""
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
     return done.stdout
 
 

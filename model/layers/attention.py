@@ -14,6 +14,9 @@ from model.layers.ops import Mask, Ops, Projection
 from model.layers.ragged import Ragged
 from model.state import KvRows
 
+FEW_QUERIES = 8
+"""Of a sequence: more of them are worth the unpacking of packed rows."""
+
 
 @dataclass(frozen=True)
 class StepGroup:
@@ -140,8 +143,14 @@ class Attention:
         self, q: mx.array, k: mx.array, v: mx.array, rows: KvRows, offset: int | mx.array, mask: Mask
     ) -> mx.array:
         """Turn q and k to their positions, append, attend: [B, T, Hq, D]."""
-        q, keys, values = self._append(q, k, v, rows, offset)
-        out = self._ops.attend(q, keys, values, self._scale, mask)
+        attend_packed = self._ops.attend_packed if rows.layout.bits and q.shape[1] <= FEW_QUERIES else None
+        if attend_packed is not None:
+            q, k, v = (side.transpose(0, 2, 1, 3) for side in (q, k, v))
+            rows.push(self._block.rope(k, offset=offset), v)
+            out = attend_packed(self._block.rope(q, offset=offset), rows, self._scale, mask)
+        else:
+            q, keys, values = self._append(q, k, v, rows, offset)
+            out = self._ops.attend(q, keys, values, self._scale, mask)
         return out.transpose(0, 2, 1, 3)
 
     def _append(

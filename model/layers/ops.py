@@ -20,6 +20,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from numpy.typing import NDArray
 
 from model.layers.delta_rule import Chunked, DeltaRule
+from model.state import KvRows
 
 # A layer and its input [..., in] to its output [..., out].
 Apply = Callable[[nn.Module, mx.array], mx.array]
@@ -27,6 +28,8 @@ Unary = Callable[[mx.array], mx.array]
 Mask = mx.array | Literal["causal"] | None
 # q [B, H, T, D], k and v [B, Hkv, S, D], scale, mask to [B, H, T, D]
 Attend = Callable[[mx.array, mx.array, mx.array, float, Mask], mx.array]
+# q [B, H, T, D] of a few queries and rows that are stored packed, scale, mask to [B, H, T, D]
+AttendPacked = Callable[[mx.array, KvRows, float, Mask], mx.array]
 # The gate and up projections and their input [..., H] to silu(gate) * up [..., F]
 Swiglu = Callable[["Projection", mx.array], mx.array]
 # x and y [..., H] to x + y and its norm
@@ -116,6 +119,7 @@ class Ops:
         sigmoid, silu: keep the shape of their argument.
         apply: how a linear layer is applied.
         attend: scaled dot-product attention.
+        attend_packed: the same for a few queries, over packed rows as they are; None to unpack them.
         rule: the gated delta rule.
         convolve: makes the short convolution in front of it of its module.
         swiglu: the middle of a dense feed-forward block.
@@ -126,6 +130,7 @@ class Ops:
     silu: Unary = nn.silu
     apply: Apply = apply_layer
     attend: Attend = fused_attention
+    attend_packed: AttendPacked | None = None
     rule: DeltaRule = field(default_factory=Chunked)
     convolve: Callable[[nn.Module], Convolve] = shifted_sums
     swiglu: Swiglu = swiglu

@@ -18,7 +18,7 @@ from model.checkpoint.load import load
 from model.devices.cpu.device import CpuDevice
 from model.devices.metal.device import MetalDevice
 from model.forward import Forward, Part
-from model.state import State
+from model.state import KvLayout, State
 from server.engine.loop import EngineLoop
 from tests.fakes import tiny
 from tests.fakes.driver import Driver
@@ -120,6 +120,21 @@ def test_quantised_keys_and_values(kv_bits: int, tolerance: float, mac: MetalDev
     wanted, _ = read_and_write(load(path, dtype="float32", device=CPU), IDS[130:].tolist())
     found, _ = read_and_write(load(path, kv_bits=kv_bits, device=mac), IDS[130:].tolist())
     assert max(map(error, found, wanted)) < tolerance
+
+
+def test_a_step_over_quantised_keys_and_values_unpacks_none_of_them(
+    mac: MetalDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(tiny.write_text(tmp_path, DENSE), kv_bits=8, device=mac)
+    batch = model.new_batch()
+    for key, n in enumerate((70, 90)):
+        state = model.new_state()
+        model.prefill(state, IDS[:n])
+        batch.join(key, state)
+    monkeypatch.setattr(KvLayout, "decode", None)
+    for _ in range(2):
+        mx.eval(batch.step(mx.array([3, 4], mx.uint32)))
+    mx.eval(batch.extend(mx.array([[5, 6], [7, 8]], mx.uint32)))
 
 
 @pytest.mark.parametrize("shape", ["dense", "experts"])

@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.device import LEAST_POOL, DeviceKind
-from model.devices.metal.attention import ATTENTION_BYTES, attend
+from model.devices.metal.attention import ATTENTION_BYTES, attend, attend_packed
 from model.devices.metal.delta_rule import GROUP, MetalKernel
 from model.devices.metal.few_tokens import agrees
 from model.layers.delta_rule import Chunked
@@ -60,7 +60,8 @@ class MetalDevice:
         if fits:  # tried now, not beside a request
             agrees(model.model.norm.weight.dtype, config.key_head_dim, config.value_head_dim)
         rule = MetalKernel() if fits else Chunked()
-        return network_of(model, config, Ops(attend=attend, rule=rule, convolve=convolution), compiles=True)
+        ops = Ops(attend=attend, attend_packed=attend_packed, rule=rule, convolve=convolution)
+        return network_of(model, config, ops, compiles=True)
 
     def begin_loading(self) -> None:
         mx.set_memory_limit(self.n_memory_bytes)
