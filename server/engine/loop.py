@@ -95,7 +95,11 @@ class EngineLoop:
     def submit(self, request: GenerationRequest, emit: Emit) -> None:
         """Queue ``request``, or refuse it; ``emit`` takes its events."""
         ticket = Ticket(request, emit, self._clock())
-        refusal = self._admission.add(ticket)
+        try:
+            refusal = self._admission.add(ticket)
+        except BaseException as fault:  # a client would wait for ever otherwise
+            self._fail(ticket, fault)
+            return
         if refusal is not None:
             self._in_flight.end(ticket, refusal)
 

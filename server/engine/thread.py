@@ -98,7 +98,7 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(loop.store))
-                except Exception as error:
+                except BaseException as error:  # a panic of a library too: somebody waits for this
                     future.set_exception(error)
 
         self._messages.put(run)

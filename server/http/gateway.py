@@ -177,10 +177,15 @@ class Gateway:
         return Run(self.engine, self._courier, record, live=self._live, stall_s=self.settings.stall_seconds)
 
     def _note_end(self, record: RequestRecord) -> None:
-        self.metrics.observe(record)
+        """Tell everybody who counts requests; what fails there is logged, and costs no client its reply."""
+        observers = [self.metrics.observe, self.timeline.note]
         if self.tracing is not None:
-            self.tracing.observe(record)
-        self.timeline.note(record)
+            observers.append(self.tracing.observe)
+        for observe in observers:
+            try:
+                observe(record)
+            except Exception:
+                log.exception("cannot note the end of %s", record.id)
 
     @cached_property
     def _courier(self) -> Courier:

@@ -139,7 +139,7 @@ def live_until_killed(
     """One life of the server over ``folder``, which ends at ``point`` of its ``n``-th write."""
     kept = whole(folder)
     command = (sys.executable, suicide.__file__, point, str(n), "serve")
-    options = ("--cache-dir", str(folder), "--memory-budget", "24MiB", "--cache-dir-size", "60MiB")
+    options = ("--cache-dir", str(folder), "--memory-budget", "24MiB", "--cache-dir-size", "1GiB")
     environment = {**os.environ, "PYTHONPATH": str(Path(suicide.__file__).parents[2])}
     with serving(log, *options, command=command, environment=environment) as server:
         assert kept.keys() <= {path.name for path in (folder / "conversations").iterdir()}
