@@ -6,8 +6,10 @@ only that request may touch. An entry's ids are always the ids that were fed, no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from hashlib import blake2b
 from typing import ClassVar
 from uuid import uuid4
 
@@ -17,6 +19,7 @@ from cache.planner import (
     CrossTurnPrefixMetadata,
     SlotKey,
     TokenBuffer,
+    TokenIds,
     checkpoint_survives_save,
 )
 from cache.ring import CheckpointRing
@@ -26,6 +29,38 @@ from cache.state import Checkpoint, LentState, SequenceState
 def new_lineage() -> str:
     """A name that no conversation has had, in any process."""
     return uuid4().hex
+
+
+class PrefixDigests:
+    """Digests of the first n ids of a conversation, kept so that one which grows is not hashed from the start
+    again: up to a known position it stays what it was."""
+
+    def __init__(self, known: dict[str, dict[int, blake2b]] | None = None) -> None:
+        self._known = known or {}
+
+    def at(self, seed: str, ids: TokenIds, ends: Iterable[int]) -> dict[int, str]:
+        """The digest of ``seed`` and the first n of ``ids``, for each n of ``ends``, ascending."""
+        if seed not in self._known:
+            self._known[seed] = {0: blake2b(seed.encode(), digest_size=16)}
+        known = self._known[seed]
+        start, digests = 0, {}
+        for end in ends:
+            if end not in known:
+                known[end] = known[start].copy()
+                known[end].update(ids[start:end].tobytes())
+            digests[end] = known[end].hexdigest()
+            start = end
+        return digests
+
+    def forget_after(self, n: int) -> None:
+        """The ids after the first ``n`` are about to change."""
+        for known in self._known.values():
+            for end in [end for end in known if end > n]:
+                del known[end]
+
+    def copy(self) -> PrefixDigests:
+        """The same digests, for a conversation that begins alike."""
+        return PrefixDigests({seed: dict(known) for seed, known in self._known.items()})
 
 
 Parts = tuple[TokenBuffer, CheckpointRing, SequenceState]
@@ -76,6 +111,7 @@ class Conversation:
         created_at: when the conversation was first seen, in seconds of the store's clock.
         n_hits: how many requests have reused it.
         ahead_from: its ids from here on were read ahead of the turn that has them; None where none were.
+        digests: of its beginnings.
     """
 
     number: int
@@ -92,6 +128,7 @@ class Conversation:
     standing: Standing = Standing.GOING_ON
     n_answers: int = 0
     ahead_from: int | None = None
+    digests: PrefixDigests = field(default_factory=PrefixDigests)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -109,6 +146,7 @@ class Conversation:
     def forget_after(self, n: int) -> None:
         """Forget the ids after the first ``n`` and the checkpoints that lie among them."""
         self.ids.truncate(n)
+        self.digests.forget_after(n)
         self.ring.retain(lambda length: checkpoint_survives_save(length, n, n + 1))
 
     def prefix(self, gdn_snapshot_len: int) -> CrossTurnPrefixEntry:
@@ -174,6 +212,7 @@ class Entry(Conversation):
             lineage=new_lineage(),
             slot=slot,
             ids=self.ids.copy(len(self)),
+            digests=self.digests.copy(),
             ring=CheckpointRing(self.ring.limits, self.ring.checkpoints),
             state=self.state.fork(self.state.snapshot()),
             parent=Parent(self.slot, self.number, self.lineage, len(self)),
@@ -251,6 +290,7 @@ class RunningEntry(Conversation):
             n_answers=0 if moved is None else moved.n_answers,
             created_at=now_s if moved is None else moved.created_at,
             n_hits=0 if moved is None else moved.n_hits + 1,
+            digests=PrefixDigests() if moved is None else moved.digests,
             live=state,
         )
 
@@ -318,6 +358,7 @@ class RunningEntry(Conversation):
             number=number,
             lineage=new_lineage(),
             ids=self.ids.copy(len(self)),
+            digests=self.digests.copy(),
             ring=CheckpointRing(self.ring.limits, self.ring.checkpoints),
             n_hits=0,
             live=self.state.fork(self.state.snapshot()),

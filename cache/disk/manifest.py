@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cache.boundaries import PromptShape
-from cache.entry import Entry, new_lineage
+from cache.entry import Entry, PrefixDigests, new_lineage
 from cache.planner import (
     CrossTurnPrefixMetadata,
     CrossTurnSlotId,
@@ -163,7 +162,9 @@ def describe(entry: Entry, fingerprint: str, on_disk: Container[str], now_unix_s
         now_unix_s: seconds since 1970.
     """
     n = len(entry)
-    rows, states = name_files(f"{fingerprint} {entry.slot!r}", entry.ids.view, (*entry.ring.lengths, n))
+    rows, states = name_files(
+        f"{fingerprint} {entry.slot!r}", entry.ids.view, (*entry.ring.lengths, n), entry.digests
+    )
     return Manifest(
         lineage=entry.lineage,
         slot=entry.slot,
@@ -177,19 +178,17 @@ def describe(entry: Entry, fingerprint: str, on_disk: Container[str], now_unix_s
 
 
 def name_files(
-    seed: str, ids: TokenIds, lengths: Iterable[int]
+    seed: str, ids: TokenIds, lengths: Iterable[int], known: PrefixDigests | None = None
 ) -> tuple[tuple[RowsFile, ...], tuple[StateFile, ...]]:
     """The files of a conversation with ``ids`` [n] and states at ``lengths``, the last of them n.
 
     Args:
         seed: what else the content depends on, and whose it is: model, tenant, slot.
+        known: digests of the beginnings of ``ids``, which are added to.
     """
     wanted = sorted(lengths)
     cuts = sorted({*range(0, len(ids), SEGMENT_TOKENS), len(ids), *wanted})
-    chain, names = blake2b(seed.encode(), digest_size=16), {}
-    for start, end in pairwise(cuts):
-        chain.update(ids[start:end].tobytes())
-        names[end] = chain.hexdigest()
+    names = (known or PrefixDigests()).at(seed, ids, cuts)
     segments = [*range(0, len(ids), SEGMENT_TOKENS), len(ids)]
     rows = tuple(RowsFile(f"{names[end]}.rows", start, end) for start, end in pairwise(segments))
     return rows, tuple(StateFile(f"{names[length]}.state", length) for length in wanted)

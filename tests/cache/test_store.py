@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cache.boundaries import PromptShape
+from cache.disk.manifest import name_files
 from cache.entry import RunningEntry
 from cache.planner import ExactAppend, FullRefill, ReplayFromCheckpoint, SlotKey, TokenIds
 from cache.ring import RingLimits
@@ -394,6 +395,19 @@ def test_a_forked_slot_goes_back_to_the_states_of_its_source_and_computes_what_a
     feed(warm, choice.prompt_ids[at:])
     feed(cold, choice.prompt_ids)
     assert warm.state.snapshot() == cold.state.snapshot()
+
+
+def test_digests_follow_a_conversation_that_is_cut_and_goes_on_otherwise() -> None:
+    def names(known: bool) -> object:
+        (entry,) = store._shelf.entries_of(SLOT)
+        ends = range(1, len(entry) + 1)
+        return name_files("seed", entry.ids.view, ends, entry.digests if known else None)
+
+    store = make_store()
+    ask(store)
+    assert names(known=True) == names(known=False)
+    assert ask(store, chat(CHAT, words(4000, 150))).plan.mode == ReplayFromCheckpoint(198)
+    assert names(known=True) == names(known=False)
 
 
 def test_what_a_fork_shares_can_be_evicted_from_both() -> None:

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from cache import entry
 from cache.planner import CrossTurnPrefixMetadata, ExactAppend, ReplayFromCheckpoint, SlotKey
 from cache.store import BudgetError, Store
 from cache.travel import DamagedParcelError, ForeignParcelError, Traveller, unpack
@@ -180,6 +181,14 @@ def test_content_that_the_other_side_has_stays_out_of_the_file() -> None:
     )
     there.arrive(found, SLOT)
     there.check()
+
+
+def test_what_was_named_for_a_push_is_not_hashed_again_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store()
+    ask(store, chat(SYSTEM, words(2000, 1500)))
+    names = set(store.contents(SLOT.tenant))
+    monkeypatch.setattr(entry, "blake2b", None)
+    assert set(store.contents(SLOT.tenant)) == names
 
 
 def test_what_is_larger_than_the_budget_is_refused_before_anything_is_taken() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from cache import selection
 from cache.boundaries import PromptShape
+from cache.disk.manifest import name_files
 from cache.disk.tier import DiskTier
 from cache.entry import Conversation, Entry, RunningEntry
 from cache.planner import (
@@ -259,7 +260,11 @@ def check(store: Store) -> None:
             shared = longest_common_token_prefix(entry.ids.view, other.ids.view)
             assert entry.shared_with[other.number] == shared < len(entry), "a slot knows its entries wrongly"
     for conversation in store._conversations():
-        ids = conversation.ids.view.tolist()
+        n, ids = len(conversation), conversation.ids.view.tolist()
+        ends = (*range(1, n, 5), n) if n else ()
+        view, known = conversation.ids.view, conversation.digests
+        files = [name_files("seed", view, ends, digests) for digests in (known, None)]
+        assert files[0] == files[1], "a conversation's digests are not those of its ids"
         for checkpoint in conversation.ring.checkpoints:
             assert isinstance(checkpoint, FakeCheckpoint)
             assert checkpoint.value == chain(ids[: checkpoint.length]), "a checkpoint is not of a fresh run"
