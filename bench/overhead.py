@@ -57,7 +57,10 @@ def main() -> None:
         return
     ratios = []
     for _ in range(options.starts):
-        with bare_loop(path, options.tokens, options.streams) as loop, server(path, options.interval) as url:
+        with (
+            bare_loop(path, options.tokens, options.streams) as loop,
+            server(path, options.interval, "--no-drafts") as url,
+        ):
             body = request(path, options.tokens)
             n_others = options.streams - 1
             rounds = [(next(loop), measured_stream(url, body, n_others)) for _ in range(options.rounds + 1)]
@@ -119,10 +122,10 @@ def bare_loop(path: Path, n_tokens: int, n_streams: int) -> Iterator[Iterator[fl
 
 
 @contextmanager
-def server(path: Path, interval: str | None) -> Iterator[str]:
-    """A server over the model at ``path``; yields its base URL."""
+def server(path: Path, interval: str | None, *options: str) -> Iterator[str]:
+    """A server over the model at ``path`` with more ``options``; yields its base URL."""
     command = [sys.executable, "-m", "server.cli", "serve", "--model", str(path), "--port", "0"]
-    command += [] if interval is None else ["--stream-interval-seconds", interval]
+    command += [*options, *([] if interval is None else ["--stream-interval-seconds", interval])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

@@ -76,7 +76,7 @@ def main() -> None:
         path = resolve(options.model)
         if options.shape:
             path = write_random_checkpoint(options.shape, Path(folder) / options.shape)
-        with server(path, None) as url:
+        with server(path, None, "--max-running", str(max(options.streams))) as url:
             for n_streams in options.streams:
                 for sampling in options.sampling:
                     print(measured(path, url, n_streams, sampling, options), flush=True)
