@@ -394,26 +394,28 @@ class Forward:
         return mx.contiguous(hidden[:, -1:]) if self.has_mtp else None
 
 
-def shares_of_pass(n_left: Sequence[int], n_tokens: int) -> list[int]:
+def shares_of_pass(n_left: Sequence[int], n_tokens: int, n_rows: int) -> list[int]:
     """How many tokens of each of several prompts one pass takes.
 
     The prompts in front are served first. All are taken whole but the last that finds room: it is cut at a
-    whole chunk. Each but the first counts with the rows that fill its last chunk.
+    whole chunk.
 
     Args:
         n_left: tokens that each prompt has left, at least 1.
-        n_tokens: of the pass.
+        n_tokens: the most tokens of the pass, which its time grows with.
+        n_rows: the most rows, which its memory grows with: those that fill a prompt's last chunk count too.
     """
-    shares, room = [], n_tokens
-    for i, n in enumerate(n_left):
-        if i == 0:
+    shares: list[int] = []
+    for n in n_left:
+        if not shares:
             share = min(n, n_tokens)
-        elif n_rows_in_chunks(n) <= room:
+        elif n <= n_tokens and n_rows_in_chunks(n) <= n_rows:
             share = n
         else:
-            share = max(room // CHUNK - 1, 0) * CHUNK
+            share = max(min(n_tokens // CHUNK, n_rows // CHUNK - 1), 0) * CHUNK
         shares.append(share)
-        room -= n_rows_in_chunks(share) if share else 0
+        n_tokens -= share
+        n_rows -= n_rows_in_chunks(share) if share else 0
     return shares
 
 

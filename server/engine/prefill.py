@@ -185,9 +185,9 @@ class Prefiller:
             return [(prefill, self._forward.few_tokens) for prefill in self.prefills]
         order = self._next_order()
         if self._forward.reads_ragged:
-            most = min(n_tokens, self._forward.part_tokens)
-            shares = zip(order, shares_of_pass([p.n_left for p in order], most), strict=True)
-            chosen = [(prefill, share) for prefill, share in shares if share]
+            n_rows = self._forward.part_tokens
+            shares = shares_of_pass([p.n_left for p in order], min(n_tokens, n_rows), n_rows)
+            chosen = [(prefill, share) for prefill, share in zip(order, shares, strict=True) if share]
             if len(chosen) > 1:
                 return chosen
         return [(order[0], n_tokens)]

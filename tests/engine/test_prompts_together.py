@@ -170,32 +170,38 @@ def test_a_long_prompt_and_a_stream_of_short_ones_take_turns(
 
 
 SHARES = [
-    ([5000], 4096, [4096]),
-    ([100, 100, 100], 512, [100, 100, 100]),
-    ([100, 300, 100], 512, [100, 300, 0]),
-    ([100, 1000, 20], 512, [100, 320, 0]),
-    ([4000, 10], 4096, [4000, 10]),
-    ([4090, 10], 4096, [4090, 0]),
-    ([64, 1], 192, [64, 1]),
-    ([64, 1], 191, [64, 0]),
+    ([5000], 4096, 4096, [4096]),
+    ([100, 100, 100], 512, 512, [100, 100, 100]),
+    ([100, 300, 100], 512, 512, [100, 300, 0]),
+    ([100, 1000, 20], 512, 512, [100, 320, 0]),
+    ([4000, 10], 4096, 4096, [4000, 10]),
+    ([4090, 10], 4096, 4096, [4090, 0]),
+    ([64, 1], 192, 192, [64, 1]),
+    ([64, 1], 191, 191, [64, 0]),
+    ([10] * 16, 256, 2048, [10] * 16),  # a slow model: few tokens in its time, and memory for more
+    ([100, 300, 90], 256, 2048, [100, 128, 0]),
 ]
 
 
-@pytest.mark.parametrize(("n_left", "n_tokens", "wanted"), SHARES)
-def test_a_pass_is_filled_from_the_front(n_left: list[int], n_tokens: int, wanted: list[int]) -> None:
-    assert shares_of_pass(n_left, n_tokens) == wanted
+@pytest.mark.parametrize(("n_left", "n_tokens", "n_rows", "wanted"), SHARES)
+def test_a_pass_is_filled_from_the_front(
+    n_left: list[int], n_tokens: int, n_rows: int, wanted: list[int]
+) -> None:
+    assert shares_of_pass(n_left, n_tokens, n_rows) == wanted
 
 
-def test_no_pass_holds_more_rows_than_tokens_but_for_its_first_prompt() -> None:
+def test_no_pass_holds_more_than_its_tokens_and_its_rows() -> None:
     chance = np.random.default_rng(0)
     for _ in range(300):
         n_left = chance.integers(1, 900, chance.integers(1, 20)).tolist()
-        n_tokens = 64 * int(chance.integers(4, 64))
-        first, *others = shares_of_pass(n_left, n_tokens)
+        n_rows = 64 * int(chance.integers(4, 64))
+        n_tokens = int(chance.integers(256, n_rows + 1))
+        first, *others = shares = shares_of_pass(n_left, n_tokens, n_rows)
         assert first == min(n_left[0], n_tokens)
+        assert sum(shares) <= n_tokens
         used = sum(n_rows_in_chunks(share) for share in others if share)
-        assert used == 0 or used + n_rows_in_chunks(first) <= n_tokens
-        assert all(share <= n for share, n in zip((first, *others), n_left, strict=True))
+        assert used == 0 or used + n_rows_in_chunks(first) <= n_rows
+        assert all(share <= n for share, n in zip(shares, n_left, strict=True))
         cut = [share for share, n in zip(others, n_left[1:], strict=True) if 0 < share < n]
         assert len(cut) <= 1
         assert all(share % 64 == 0 for share in cut)
