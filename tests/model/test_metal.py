@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -78,3 +79,73 @@ def test_a_step_over_packed_rows_takes_no_memory_for_unpacked_ones() -> None:
     packed = rows.n_bytes + 4 * 8 * 20_000 * 2
     assert peak(lambda: attention.attend(q, *rows.layout.decode(rows.stored), 0.125, None)) >= unpacked
     assert peak(lambda: attention.attend_packed(q, rows, 0.125, None)) <= packed < unpacked / 2
+
+
+class Chip:
+    """A chip on which MLX's attention takes so long, by whether it is forced to fuse and by how many keys
+    there are; None where it cannot. A fused kernel's results are multiplied by ``fault``."""
+
+    def __init__(self, blocks: float, fused: dict[int, float | None], fault: float = 1.0) -> None:
+        self.now = 0.0
+        self.n_forced = 0
+        self._blocks, self._fused, self._fault = blocks, fused, fault
+        self._attend = mx.fast.scaled_dot_product_attention
+
+    def attend(self, q: mx.array, k: mx.array, *rest: Any, force_fused: bool = False, **options: Any) -> Any:
+        out = self._attend(q, k, *rest, **options)
+        if not force_fused:
+            self.now += self._blocks
+            return out
+        seconds = self._fused[k.shape[2]]
+        if seconds is None:
+            raise ValueError("no fused kernel is available")
+        self.now += seconds
+        self.n_forced += 1
+        return out * self._fault
+
+
+@pytest.fixture
+def small_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_SHORT", (16, 32))
+    monkeypatch.setattr(attention, "_LONG", (16, 96))
+    monkeypatch.setattr(attention, "_SHORT_KEYS", 64)
+
+
+HEADS = attention.Heads(4, 2, 256)
+
+
+@pytest.mark.usefixtures("small_trials")
+@pytest.mark.parametrize(
+    ("chip", "is_forced"),
+    [
+        (Chip(1.0, {32: 0.5, 96: 0.5}), {32: True, 96: True}),
+        (Chip(1.0, {32: 2.0, 96: 0.5}), {32: False, 96: True}),
+        (Chip(1.0, {32: 0.5, 96: 2.0}), {32: True, 96: False}),
+        (Chip(1.0, {32: 2.0, 96: 2.0}), {32: False, 96: False}),
+        (Chip(1.0, {32: None, 96: None}), {32: False, 96: False}),
+        (Chip(1.0, {32: None, 96: 0.5}), {32: False, 96: True}),
+        (Chip(1.0, {32: 0.5, 96: 0.5}, fault=1.1), {32: False, 96: False}),  # fast, and wrong
+        (Chip(1.0, {32: 0.5, 96: 0.5}, fault=float("nan")), {32: False, 96: False}),
+    ],
+)
+def test_the_faster_way_to_attend_is_chosen_by_a_trial_at_start_unless_it_is_wrong(
+    chip: Chip, is_forced: dict[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", chip.attend)
+    attend = attention.chosen(attention.attend, HEADS, mx.bfloat16, clock=lambda: chip.now)
+    for n_keys, wanted in is_forced.items():
+        q, k = random(1, 4, 16, 256), random(1, 2, n_keys, 256)
+        before = chip.n_forced
+        attend(q, k, k, 0.1, "causal")
+        assert (chip.n_forced > before) is wanted
+        before = chip.n_forced
+        attend(q[:, :, :1], k, k, 0.1, None)  # steps are always MLX's choice
+        assert chip.n_forced == before
+
+
+@pytest.mark.usefixtures("small_trials")
+def test_here_attention_goes_in_blocks_and_narrow_heads_are_not_tried() -> None:
+    if not mx.metal.is_available():
+        assert attention.chosen(attention.attend, HEADS, mx.float32) is attention.attend
+    narrow = HEADS._replace(head_dim=128)
+    assert attention.chosen(attention.attend, narrow, mx.float32, clock=NotImplemented) is attention.attend

@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from model.checkpoint.config import ModelConfig
 from model.device import LEAST_POOL, DeviceKind
-from model.devices.metal.attention import ATTENTION_BYTES, attend, attend_packed
+from model.devices.metal.attention import ATTENTION_BYTES, Heads, attend, attend_packed, chosen
 from model.devices.metal.delta_rule import GROUP, MetalKernel
 from model.devices.metal.few_tokens import agrees
 from model.layers.delta_rule import Chunked
@@ -57,10 +57,14 @@ class MetalDevice:
     def network(self, model: nn.Module, config: ModelConfig) -> Network:
         # mlx-lm's kernel reads keys in groups.
         fits = config.key_head_dim % GROUP == 0
+        dtype = model.model.norm.weight.dtype
         if fits:  # tried now, not beside a request
-            agrees(model.model.norm.weight.dtype, config.key_head_dim, config.value_head_dim)
+            agrees(dtype, config.key_head_dim, config.value_head_dim)
         rule = MetalKernel() if fits else Chunked()
-        ops = Ops(attend=attend, attend_packed=attend_packed, rule=rule, convolve=convolution)
+        heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim)
+        ops = Ops(
+            attend=chosen(attend, heads, dtype), attend_packed=attend_packed, rule=rule, convolve=convolution
+        )
         return network_of(model, config, ops, compiles=True)
 
     def begin_loading(self) -> None:
