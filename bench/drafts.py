@@ -9,8 +9,10 @@ and without drafts turn about, in one process; figures are medians over the roun
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +26,18 @@ prepare()
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from loops import Loop  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+from mlx_lm.models import qwen3_5  # noqa: E402
 
 from cache.planner import SlotKey  # noqa: E402
+from model.checkpoint.config import text_arguments  # noqa: E402
 from model.checkpoint.hub import resolve  # noqa: E402
+from model.checkpoint.mtp import MtpModules  # noqa: E402
 from model.sampling import SamplingParams  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
 from server.engine.admission import LoopOptions  # noqa: E402
 from server.events import Event, Finished, GenerationRequest, Progress  # noqa: E402
+from server.settings import Settings  # noqa: E402
 
 N_FILE_TOKENS = 2000
 PROSE = Path(__file__).parent.parent / "docs"
@@ -89,11 +96,22 @@ def main() -> None:
     parser.add_argument("--companies", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--cases", nargs="+", choices=["file", "prose"], default=["file", "prose"])
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument(
+        "--mtp-path", type=Path, help="a head to draft with; random for one that knows nothing"
+    )
     options = parser.parse_args()
     path = resolve(options.model)
     clock = time.process_time if options.cpu_time else time.perf_counter
+    head = options.mtp_path
+    if head is not None and str(head) == "random":
+        head = write_random_head(path, Path(tempfile.mkdtemp()))
     sides = {
-        drafts: Loop(path, options=LoopOptions(idle_prefill=False, drafts=drafts)) for drafts in (True, False)
+        drafts: Loop(
+            path,
+            options=LoopOptions(idle_prefill=False, drafts=drafts),
+            settings=Settings(drafts=drafts, mtp_path=head if drafts else None),
+        )
+        for drafts in (True, False)
     }
     for loop in sides.values():
         decoder: Any = loop.engine._decoder
@@ -115,6 +133,18 @@ def main() -> None:
                 f"{statistics.median(seconds[True]):6.2f} s with drafts, {ratio:5.2f} x as fast; "
                 f"{drafted // options.rounds} tokens guessed, {accepted // options.rounds} came true"
             )
+
+
+def write_random_head(model: Path, folder: Path) -> Path:
+    """A head for the model in directory ``model`` with random weights, in ``folder``."""
+    raw = json.loads((model / "config.json").read_text())
+    text = text_arguments(raw)
+    whole = qwen3_5.ModelArgs(model_type="qwen3_5", text_config=text)
+    modules = MtpModules(qwen3_5.TextModelArgs.from_dict(whole.text_config))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp", "text_config": text}))
+    weights = dict(tree_flatten(modules.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
 
 
 def rewritten(loop: Loop) -> tuple[np.ndarray, np.ndarray]:

@@ -19,6 +19,7 @@ from server.engine.admission import LoopOptions
 from server.engine.assembly import EngineOptions, assemble
 from server.engine.loop import EngineLoop
 from server.events import Event, Finished, GenerationRequest, Planned, PlanReport, Progress
+from server.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,13 @@ class Loop:
         chat: renders conversations for :meth:`ask`.
     """
 
-    def __init__(self, path: Path, *, options: LoopOptions | None = None) -> None:
+    def __init__(
+        self, path: Path, *, options: LoopOptions | None = None, settings: Settings | None = None
+    ) -> None:
         self.tokenizer = TextTokenizer.from_dir(path)
         self.chat = ChatFormat(self.tokenizer)
-        engine_options = EngineOptions(model_path=path, loop=options or LoopOptions(idle_prefill=False))
+        loop = options or LoopOptions(idle_prefill=False)
+        engine_options = EngineOptions(model_path=path, settings=settings or Settings(), loop=loop)
         self.engine: EngineLoop
         self.info: ModelInfo
         self.engine, self.info = assemble(engine_options, self.tokenizer)

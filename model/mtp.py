@@ -156,15 +156,17 @@ class MtpBatch:
         assert len(known) == len(rows), "nothing was fed to a sequence yet"
         hidden, guessed = mx.concatenate(known), [tokens]
         members = [mx.array([row]) for row in range(len(rows))]
-        for _ in range(n_tokens):
-            groups = [
-                StepGroup(member, [own.kv], own.kv.length, None)
-                for member, own in zip(members, rows, strict=True)
-            ]
-            hidden = self._head.step(guessed[-1][:, None], hidden, groups)
-            guessed.append(mx.argmax(self._logits(hidden)[:, 0], axis=-1).astype(mx.uint32))
-        for own, length in zip(rows, lengths, strict=True):
-            own.kv.truncate(length)
+        try:
+            for _ in range(n_tokens):
+                groups = [
+                    StepGroup(member, [own.kv], own.kv.length, None)
+                    for member, own in zip(members, rows, strict=True)
+                ]
+                hidden = self._head.step(guessed[-1][:, None], hidden, groups)
+                guessed.append(mx.argmax(self._logits(hidden)[:, 0], axis=-1).astype(mx.uint32))
+        finally:
+            for own, length in zip(rows, lengths, strict=True):
+                own.kv.truncate(length)
         return mx.stack(guessed[1:], axis=1)
 
 

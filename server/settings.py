@@ -79,6 +79,11 @@ class ModelSettings(Section):
     adapter_path: Directory | None = Field(
         None, description="the directory of a LoRA adapter to apply to the model"
     )
+    mtp_path: Directory | None = Field(
+        None,
+        description="the directory of a multi-token prediction head to draft with (default: the checkpoint's "
+        "own, if it has one)",
+    )
     dtype: Literal["float16", "bfloat16", "float32"] | None = Field(
         None,
         description="the dtype to compute in; float16 is faster on chips without bfloat16 (M1 and M2) "

@@ -26,23 +26,26 @@ class Footprint:
         state: of a conversation, however long.
         token: of each of its tokens besides.
         max_context: tokens it may have.
+        has_mtp: a multi-token prediction head is counted.
     """
 
     weights: int
     state: int
     token: int
     max_context: int
+    has_mtp: bool = False
 
     def context_within(self, n_bytes: int) -> int:
         """Tokens of the longest conversation that ``n_bytes`` hold, 0 for none."""
         return max(0, min(self.max_context, (n_bytes - self.state) // self.token))
 
 
-def footprint(path: Path, *, dtype: str | None = None) -> Footprint:
+def footprint(path: Path, *, dtype: str | None = None, has_mtp: bool = False) -> Footprint:
     """That of the checkpoint in directory ``path``.
 
     Args:
         dtype: what it will compute in; None for its own.
+        has_mtp: whether its multi-token prediction head is wanted, if it has one.
 
     Raises:
         CheckpointError: it is none that can be loaded, as far as can be told without its weights.
@@ -51,7 +54,9 @@ def footprint(path: Path, *, dtype: str | None = None) -> Footprint:
     declared_in(read_json(path / "config.json"), path)
     shards = read_shards(path)
     size = _N_BYTES[dtype or _own_dtype(shards)]
-    return Footprint(_weight_bytes(shards, size), *_state_bytes(config, size), config.max_context)
+    has_mtp &= any(ignored_kind(name) == "MTP" and name.endswith(".fc.weight") for name in shards.tensors)
+    state, token = _state_bytes(config, size, has_mtp=has_mtp)
+    return Footprint(_weight_bytes(shards, size, has_mtp=has_mtp), state, token, config.max_context, has_mtp)
 
 
 def _own_dtype(shards: Shards) -> str:
@@ -59,10 +64,10 @@ def _own_dtype(shards: Shards) -> str:
     return next((_FLOATS[norm.dtype] for norm in norms if norm.dtype in _FLOATS), "bfloat16")
 
 
-def _weight_bytes(shards: Shards, size: int) -> int:
+def _weight_bytes(shards: Shards, size: int, *, has_mtp: bool) -> int:
     total = 0
     for name, tensor in shards.tensors.items():
-        if ignored_kind(name) is not None or name.endswith("_scale_inv"):
+        if ignored_kind(name) not in ((None, "MTP") if has_mtp else (None,)) or name.endswith("_scale_inv"):
             continue
         if tensor.dtype in _FLOATS or tensor.dtype == _UNPACKED:
             total += math.prod(tensor.shape) * (4 if name.endswith(_ALWAYS_FLOAT32) else size)
@@ -71,8 +76,9 @@ def _weight_bytes(shards: Shards, size: int) -> int:
     return total
 
 
-def _state_bytes(config: ModelConfig, size: int) -> tuple[int, int]:
+def _state_bytes(config: ModelConfig, size: int, *, has_mtp: bool) -> tuple[int, int]:
     window = (config.conv_kernel - 1) * config.conv_dim * size
     matrix = config.n_value_heads * config.value_head_dim * config.key_head_dim * 4
     n_full = config.n_full_attention_layers
-    return (config.n_layers - n_full) * (window + matrix), n_full * 2 * config.kv_dim * size
+    n_rows = n_full + has_mtp
+    return (config.n_layers - n_full) * (window + matrix), n_rows * 2 * config.kv_dim * size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -71,6 +71,7 @@ class Attention:
         self._block = block
         self._ops = ops
         self._inputs = Projection(block, ["q_proj", "k_proj", "v_proj"], ops.apply)
+        self._rows_inputs: Callable[[mx.array], list[mx.array]] | None = None  # of keys and values alone
         self._n_heads = config.n_heads
         self._n_kv_heads = config.n_kv_heads
         self._scale = config.head_dim**-0.5
@@ -124,9 +125,14 @@ class Attention:
         Returns:
             Keys, turned to their positions, and values, [B, Hkv, T, D].
         """
-        _, k, v, _ = self._project(x)
-        k, v = (side.transpose(0, 2, 1, 3) for side in (k, v))
-        return self._block.rope(k, offset=offset), v
+        if self._rows_inputs is None:
+            self._rows_inputs = self._inputs.behind(1)
+        n_seqs, n_tokens, _ = x.shape
+        k, v = (
+            side.reshape(n_seqs, n_tokens, self._n_kv_heads, -1).transpose(0, 2, 1, 3)
+            for side in self._rows_inputs(x)
+        )
+        return self._block.rope(self._block.k_norm(k), offset=offset), v
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """Normed q [B, T, Hq, D] and k, v [B, T, Hkv, D], before positions; and the output's gate."""

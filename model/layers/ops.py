@@ -175,6 +175,19 @@ class Projection:
             return list(mx.split(self.joined(x), self._splits, axis=-1))
         return [self._apply(layer, x) for layer in self.layers]
 
+    def behind(self, n_names: int) -> Callable[[mx.array], list[mx.array]]:
+        """The same without the first ``n_names`` names, whose outputs are then not computed."""
+        if not self._splits:
+            return lambda x: [self._apply(layer, x) for layer in self.layers[n_names:]]
+        start = self._splits[n_names - 1]
+        rest = copy.copy(self.layers[0])
+        for name in ("weight", "scales", "biases"):
+            if rest.get(name) is not None:
+                rest[name] = rest[name][..., start:, :]  # rows of the same memory
+        splits = [split - start for split in self._splits[n_names:]]
+        mx.eval(rest.parameters())
+        return lambda x: list(mx.split(self._apply(rest, x), splits, axis=-1))
+
     def split(self, outputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """What :attr:`layers` gave of an input, [..., width] each, as one array for each name."""
         return [outputs[0][..., part] for part in self.parts] if self.parts else outputs

@@ -59,10 +59,10 @@ def check(path: Path, dtype: str | None, tell: Callable[[Section], None]) -> lis
     mx.clear_cache()
     mx.reset_peak_memory()
     device.begin_loading()
-    modules = read_modules(path, dtype=dtype or device.dtype)
+    modules = read_modules(path, has_mtp=True, dtype=dtype or device.dtype)
     evaluate(modules.model)
     n_bytes = sum(w.nbytes for w in parameters(modules.model).values())
-    add(describe_model(modules.config, modules.dtype, n_bytes))
+    add(describe_model(modules.config, modules.dtype, n_bytes, has_mtp=bool(modules.mtp_files)))
     theirs = time_mlx_lm(modules.model, modules.config.vocab_size)
     fingerprint = ModelFingerprint(0, 0, modules.dtype)
     forward = Forward(modules.model.language_model, modules.config, fingerprint, device)
@@ -105,7 +105,7 @@ def describe_machine(device: Device) -> Section:
     return section
 
 
-def describe_model(config: ModelConfig, dtype: str, n_weight_bytes: int) -> Section:
+def describe_model(config: ModelConfig, dtype: str, n_weight_bytes: int, *, has_mtp: bool) -> Section:
     """The model's shape, without its name."""
     section = Section("model")
     kind = f"{config.n_experts} experts, {config.n_chosen} chosen" if config.n_experts else "dense"
@@ -116,6 +116,7 @@ def describe_model(config: ModelConfig, dtype: str, n_weight_bytes: int) -> Sect
         f"{config.n_value_heads} over {config.n_key_heads}, {config.value_head_dim} by {config.key_head_dim}",
     )
     section.tell("weights", f"{n_weight_bytes / 2**30:.2f} GiB, computed in {dtype}")
+    section.tell("MTP head", "there, makes drafts" if has_mtp else "none")
     return section
 
 

@@ -149,7 +149,7 @@ def _new_loop(forward: Forward, tokenizer: TextTokenizer) -> EngineLoop:
         share_prefixes=True,
         clock=time.monotonic,
         new_state=forward.new_state,
-        codec=StateCodec(forward.new_state),
+        codec=StateCodec(forward.new_state, forward.fingerprint.mtp),
     )
     options = LoopOptions(checks_store=True, idle_prefill=False)
     return EngineLoop(forward, tokenizer, store, stop_ids=frozenset(), options=options)

@@ -29,7 +29,7 @@ def run(chosen: Namespace) -> int:
 
     def line(name: str, path: Path) -> tuple[str, ...]:
         try:
-            size = footprint(resolve(str(path)), dtype=device.dtype)
+            size = footprint(resolve(str(path)), dtype=device.dtype, has_mtp=True)
         except ModelError as error:
             return name, "-", "-", str(error).replace(f"{path}/", "").replace(f"{path} ", "")
         budget = default_budget(device, size.weights)
@@ -40,6 +40,8 @@ def run(chosen: Namespace) -> int:
             told = f"fits, with less context than its {size.max_context}"
         else:
             told = "fits"
+        if size.has_mtp:
+            told += ", with an MTP head"
         return name, bytes_in_words(size.weights), str(context) if context else "-", told
 
     def lines() -> Iterator[tuple[str, ...]]:

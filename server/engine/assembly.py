@@ -59,6 +59,8 @@ def assemble(options: EngineOptions, tokenizer: TextTokenizer) -> tuple[EngineLo
     """
     settings = options.settings
     # Whatever can be refused is refused before the model is loaded.
+    if settings.mtp_path is not None and not settings.drafts:
+        raise ModelError("--mtp-path names a head to draft with, and --no-drafts allows no drafts")
     folder_claim = None if settings.cache_dir is None else _claim(settings.cache_dir)
     context_length = _context_length(read_config(options.model_path), settings.context_length)
     device = detect()
@@ -90,6 +92,8 @@ def _load(options: EngineOptions, device: Device) -> Forward:
     return load(
         options.model_path,
         adapter_path=settings.adapter_path,
+        mtp_path=settings.mtp_path,
+        has_mtp=settings.drafts,
         dtype=settings.dtype,
         kv_bits=settings.kv_bits,
         hashes_file=options.hashes_file,
@@ -126,7 +130,7 @@ def _store(
         clock=time.monotonic,
         new_state=forward.new_state,
         disk=disk,
-        codec=StateCodec(forward.new_state),
+        codec=StateCodec(forward.new_state, forward.fingerprint.mtp),
     )
 
 
@@ -153,7 +157,7 @@ def disk_tier(
         folder_claim,
         max_bytes=options.settings.cache_dir_size,
         metadata=metadata,
-        codec=StateCodec(forward.new_state),
+        codec=StateCodec(forward.new_state, forward.fingerprint.mtp),
         clock=time.time,
     )
 

@@ -28,7 +28,7 @@ from model.forward import Forward
 from model.logits import Logprobs, arrays_of
 from model.state import Checkpoint, State
 from server.engine.admission import Ticket
-from server.engine.drafting import SIZES, Depth, MeasuredDepth, Speculation
+from server.engine.drafting import HEAD, SIZES, Depth, MeasuredDepth, Speculation
 from server.engine.picking import Checked, check, logprobs_for, pick
 from server.engine.reply import Outbox, Reply, tickets_of
 from server.events import TokenLogprob
@@ -84,6 +84,7 @@ class Decoder:
         self._forward = forward
         self._batch = forward.new_batch()
         self.has_grown = False
+        self._has_guessed = False  # the head made drafts for this step
         self._replies: dict[int, Reply] = {}  # by batch key
         self._regroup()
         self._sampled: mx.array | None = None  # [B] uint32, one for each row, not yet fed
@@ -108,6 +109,8 @@ class Decoder:
         token = token.reshape(1)
         if reply.has_stops:
             reply.keep_stop_state(reply.running.state.snapshot())
+        if reply.speculation is not None:
+            reply.speculation.has_head = self._batch.has_mtp
         self._batch.join(key, cast(State, reply.running.lend(_Row(self._batch, key))))
         self._replies[key] = reply
         self._regroup()
@@ -122,7 +125,7 @@ class Decoder:
         began, n_replies = self._clock(), len(self.replies)
         drafts = self._drafts()
         size = self._advance() if drafts is None else self._verify(drafts)
-        self._depth.note(n_replies, size, self._clock() - began)
+        self._depth.note(n_replies, size, self._clock() - began, has_head=self._has_guessed)
         return [self.leave(reply) for reply in self.replies if reply.is_over]
 
     def leave(self, reply: Reply) -> Reply:
@@ -202,6 +205,7 @@ class Decoder:
 
     def _drafts(self) -> list[list[int]] | None:
         """The draft that follows the sampled token of each reply; None where a plain step is faster."""
+        self._has_guessed = False
         for reply in self.replies:
             _guarded(reply, Speculation.catch_up, reply.token_ids)
         speculations = [s for reply in self.replies if (s := reply.speculation) is not None]
@@ -211,9 +215,38 @@ class Decoder:
         for token, reply in zip(self._sampled_ids(), self.replies, strict=True):
             if reply.speculation is not None and reply.speculation.drafter.n_added == reply.n_tokens:
                 _guarded(reply, Speculation.foresee, token)
-        size = self._depth.choose(n_replies, speculations)
+        size, has_head = self._depth.choose(n_replies, speculations)
         drafts = [self._draft(reply, size - 1) for reply in self.replies]
+        if has_head and size > 1:
+            self._guess(drafts, size - 1)
         return drafts if any(drafts) else self._no_drafts(speculations)
+
+    def _guess(self, drafts: list[list[int]], n_tokens: int) -> None:
+        """Fill in the drafts, of at most ``n_tokens``, of the replies for which the model's head makes them.
+        A fault there only ends its drafting."""
+        assert self._sampled is not None
+        limits = {
+            row: self._limit(reply, n_tokens)
+            for row, reply in enumerate(self.replies)
+            if reply.speculation is not None and reply.speculation.basis == HEAD
+        }
+        rows = [row for row, limit in limits.items() if limit > 0]
+        if not rows:
+            return
+        keys = tuple(self._replies)
+        tokens = self._sampled if len(rows) == len(keys) else self._sampled[mx.array(rows)]
+        try:
+            guessed = self._batch.guess([keys[row] for row in rows], tokens, max(limits.values()))
+            ids = cast(list[list[int]], guessed.tolist())
+        except Exception as fault:
+            log.error("replies go on without the head's drafts", exc_info=fault)
+            for reply in self.replies:
+                if reply.speculation is not None:
+                    reply.speculation.has_head = False
+            return
+        self._has_guessed = True
+        for row, own in zip(rows, ids, strict=True):
+            drafts[row] = own[: limits[row]]
 
     def _sampled_ids(self) -> list[int]:
         """The values of the tokens that are sampled but not yet fed; waits for them."""
@@ -226,9 +259,14 @@ class Decoder:
             speculation.n_plain += 1
 
     @staticmethod
-    def _draft(reply: Reply, n_tokens: int) -> list[int]:
-        """A draft of at most ``n_tokens``, and of no more than the reply may still grow by."""
-        n_tokens = min(n_tokens, reply.request.max_tokens - reply.n_tokens - 1)
+    def _limit(reply: Reply, n_tokens: int) -> int:
+        """At most ``n_tokens``, and no more than the reply may still grow by behind the sampled one."""
+        return min(n_tokens, reply.request.max_tokens - reply.n_tokens - 1)
+
+    @classmethod
+    def _draft(cls, reply: Reply, n_tokens: int) -> list[int]:
+        """A draft of at most ``n_tokens`` from texts."""
+        n_tokens = cls._limit(reply, n_tokens)
         return _guarded(reply, Speculation.guess, n_tokens) or [] if n_tokens > 0 else []
 
     def _verify(self, drafts: Sequence[Sequence[int]]) -> int:

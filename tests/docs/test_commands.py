@@ -95,9 +95,9 @@ def test_our_own_commands_are_understood(line: str, tmp_path: Path) -> None:
     if "--help" in words:
         return
     for i, word in enumerate(words):  # folders and files that the options want to be there
-        if word in ("--preload", "--adapter-path", "--config", "--api-key-file"):
+        if word in ("--preload", "--adapter-path", "--mtp-path", "--config", "--api-key-file"):
             path = tmp_path / f"file-{i}"
-            path.mkdir() if word == "--adapter-path" else path.write_text("")
+            path.mkdir() if word in ("--adapter-path", "--mtp-path") else path.write_text("")
             words[i + 1] = str(path)
     chosen = parser().parse_args(words)
     assert chosen.command is not None

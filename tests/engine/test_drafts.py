@@ -306,17 +306,17 @@ def speculation(n_matched: int) -> Speculation:
 
 def test_the_depth_is_the_one_that_promises_most_and_none_is_an_ordinary_choice() -> None:
     sure, unsure = speculation(32), speculation(3)
-    assert depth_of(1.0, 0.01).choose(1, [sure]) == 32
-    assert depth_of(1.0, 0.9).choose(1, [unsure]) == 1
-    assert 1 < depth_of(1.0, 0.2).choose(1, [unsure]) < depth_of(1.0, 0.2).choose(1, [sure])
-    assert depth_of(1.0, 1.2).choose(1, [sure]) == 1
+    assert depth_of(1.0, 0.01).choose(1, [sure])[0] == 32
+    assert depth_of(1.0, 0.9).choose(1, [unsure])[0] == 1
+    assert 1 < depth_of(1.0, 0.2).choose(1, [unsure])[0] < depth_of(1.0, 0.2).choose(1, [sure])[0]
+    assert depth_of(1.0, 1.2).choose(1, [sure])[0] == 1
 
 
 def test_where_drafts_never_come_true_they_cost_less_than_two_in_a_hundred() -> None:
     depth, guess = depth_of(1.0, 0.3), speculation(3)
     seconds, n_tokens = 0.0, 0
     for _ in range(2000):
-        size = depth.choose(1, [guess]) if depth.may_pay(1, [guess]) else 1
+        size = depth.choose(1, [guess])[0] if depth.may_pay(1, [guess]) else 1
         seconds += 1.0 + 0.3 * (size - 1)
         n_tokens += 1
         if size > 1:
@@ -336,7 +336,7 @@ def test_a_wait_for_tokens_that_break_the_match_counts_as_what_it_costs() -> Non
             depth.note(1, 1, seconds)
     assert waits_cheaply.may_pay(1, [guess])
     assert not waits_dearly.may_pay(1, [guess])
-    assert waits_dearly.choose(1, [guess]) > 1, "once they are there, a draft that is left pays"
+    assert waits_dearly.choose(1, [guess])[0] > 1, "once they are there, a draft that is left pays"
     assert waits_dearly.may_pay(1, [speculation(32)])
 
 
@@ -345,8 +345,8 @@ def test_a_reply_alone_does_not_slow_down_those_beside_it() -> None:
     for _ in range(30):
         for size in SIZES:
             depth.note(16, size, 1.0 + 0.5 * (size - 1))
-    assert depth.choose(16, [speculation(32)]) == 1
-    assert depth.choose(16, [speculation(32) for _ in range(16)]) > 1
+    assert depth.choose(16, [speculation(32)])[0] == 1
+    assert depth.choose(16, [speculation(32) for _ in range(16)])[0] > 1
 
 
 def test_replies_that_stand_together_part_for_nothing_less_than_what_that_costs() -> None:
@@ -360,15 +360,15 @@ def test_replies_that_stand_together_part_for_nothing_less_than_what_that_costs(
     steps(100, 1.0)
     depth.note(4, 4, 1.3)
     depth.note(4, 32, 3.0)
-    assert depth.choose(4, unsure) > 1, "they stand apart already"
+    assert depth.choose(4, unsure)[0] > 1, "they stand apart already"
     steps(63, 1.2)
     steps(60, 1.0)
-    assert depth.choose(4, unsure) == 1, "a few tokens do not make up for sixty slower steps"
-    assert depth.choose(4, sure) > 1
+    assert depth.choose(4, unsure)[0] == 1, "a few tokens do not make up for sixty slower steps"
+    assert depth.choose(4, sure)[0] > 1
     depth.note(4, 32, 3.0)
-    assert depth.choose(4, unsure) > 1
+    assert depth.choose(4, unsure)[0] > 1
     steps(200, 1.0)
-    assert depth.choose(4, unsure) > 1, "where steps are no slower apart, nothing is lost"
+    assert depth.choose(4, unsure)[0] > 1, "where steps are no slower apart, nothing is lost"
 
 
 def test_what_is_not_measured_is_estimated_from_what_is() -> None:
@@ -388,13 +388,13 @@ def test_large_drafts_are_tried_only_once_smaller_ones_were_measured() -> None:
     sizes = []
     for _ in range(4):
         depth.note(1, 1, 1.0)
-        sizes.append(depth.choose(1, [sure]))
+        sizes.append(depth.choose(1, [sure])[0])
         depth.note(1, sizes[-1], 1.0 + 0.01 * sizes[-1])
     assert sizes == [4, 8, 16, 32]
     depth = MeasuredDepth()
     depth.note(1, 1, 1.0)
-    depth.note(1, depth.choose(1, [sure]), 4.0)
-    assert depth.choose(1, [sure]) == 1, "the first step with drafts has shown that they do not pay"
+    depth.note(1, depth.choose(1, [sure])[0], 4.0)
+    assert depth.choose(1, [sure])[0] == 1, "the first step with drafts has shown that they do not pay"
 
 
 # -- all together ------------------------------------------------------------------------------------

@@ -43,11 +43,18 @@ class Always:
     def may_pay(self, n_replies: int, speculations: Sequence[Speculation]) -> bool:  # noqa: ARG002
         return True
 
-    def choose(self, n_replies: int, speculations: Sequence[Speculation]) -> int:  # noqa: ARG002
+    def choose(self, n_replies: int, speculations: Sequence[Speculation]) -> tuple[int, bool]:  # noqa: ARG002
         self.n_rounds += 1
-        return self.sizes[self.n_rounds % len(self.sizes)]
+        return self.sizes[self.n_rounds % len(self.sizes)], True
 
-    def note(self, n_replies: int, n_tokens: int, seconds: float) -> None:  # noqa: ARG002
+    def note(
+        self,
+        n_replies: int,
+        n_tokens: int,
+        seconds: float,  # noqa: ARG002
+        *,
+        has_head: bool = False,  # noqa: ARG002
+    ) -> None:
         self.fed.append((n_replies, n_tokens))
 
 

@@ -17,8 +17,9 @@ from model.codec import StateCodec
 from model.errors import CheckpointError
 from model.forward import Forward, Part
 from model.layers.attention import StepGroup
-from model.state import Checkpoint, MtpRows, State
+from model.state import Checkpoint, State
 from tests.fakes import tiny
+from tests.fakes.heads import assert_rows_are_those_of, fresh, rows_of
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 SHAPES = {"dense": tiny.DENSE, "moe": tiny.MOE}
@@ -32,41 +33,6 @@ def forward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def prompt(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, n).astype(np.uint32)
-
-
-def fresh(forward: Forward, ids: np.ndarray) -> State:
-    """A state that was fed ``ids`` in one pass."""
-    state = forward.new_state()
-    forward.prefill(state, ids)
-    return state
-
-
-def rows_of(state: State) -> MtpRows:
-    assert state.mtp is not None
-    return state.mtp
-
-
-def assert_rows_are_those_of(forward: Forward, ids: np.ndarray, state: State) -> None:
-    """What the head remembers of ``ids`` is what a fresh pass over them leaves, from its first row on."""
-    state.check()
-    assert state.length == len(ids)
-    mtp, wanted = rows_of(state), rows_of(fresh(forward, ids))
-    assert mtp.kv.length == max(len(ids) - mtp.first, 0)
-    np.testing.assert_allclose(
-        np.array(mtp.hidden), np.array(wanted.hidden), atol=2e-2 if mtp.kv.layout.bits else 1e-4
-    )
-    if not mtp.kv.length:
-        return
-    found = mtp.kv.layout.decode(tuple(b[:, :, : mtp.kv.length] for b in mtp.kv.arrays))
-    begin = mtp.first - wanted.first
-    expected = wanted.kv.layout.decode(
-        tuple(b[:, :, begin : begin + mtp.kv.length] for b in wanted.kv.arrays)
-    )
-    is_coarse = mtp.kv.layout.bits > 0
-    for one, other in zip(found, expected, strict=True):
-        if mtp.first > 1 and one is found[0]:
-            continue  # keys are turned by where the rows began
-        np.testing.assert_allclose(np.array(one), np.array(other), atol=0.05 if is_coarse else 1e-4)
 
 
 def guesses(forward: Forward, ids: np.ndarray, n: int = 4) -> list[int]:
