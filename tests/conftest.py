@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--requests", type=int, default=300, help="hostile requests for the test that sends them"
     )
+    parser.addoption("--small-disk", help="a folder on a file system of a few MiB, to be filled")
     parser.addoption("--kills", type=int, default=4, help="kills for the test of disk writes")
     parser.addoption("--clients", type=int, default=30, help="clients for the tests of many connections")
 
