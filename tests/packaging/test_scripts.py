@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
+AS_SH = "bash as sh"  # what /bin/sh is on a Mac
+SHELLS = [shell for shell in ("dash", "bash", "sh", AS_SH) if shutil.which(shell.split()[0])]
 SCRIPTS = ("venv", "serve", "test", "lint")
 TOOLS = ("cksum", "dirname", "env", "mv", "cat", "mkdir", "cp", "chmod", "ln")
 
@@ -66,7 +68,10 @@ class Mac:
 
     def __init__(self, folder: Path, shell: str) -> None:
         self.tree = folder / "tree"
-        self.shell = shutil.which(shell)
+        self.shell = shutil.which(shell.split()[0])
+        if shell == AS_SH:  # bash keeps to POSIX under that name
+            (folder / "sh").symlink_to(str(self.shell))
+            self.shell = str(folder / "sh")
         self._bin = folder / "bin"
         self._log = folder / "pip.log"
         self._bin.mkdir()
@@ -185,7 +190,47 @@ def test_linux_takes_the_extra_of_its_backend(shell: str, tmp_path: Path) -> Non
     assert mac.asked_of_pip[-1].endswith('".[cpu,dev]"]')
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# Options that GNU's tools have and BSD's lack, or read otherwise.
+GNU_ONLY = (
+    r"\bsed\b[^|;\n]* -(i|r|z)\b",
+    r"\breadlink\b[^|;\n]* -(f|e|m)\b",
+    r"\bgrep\b[^|;\n]* -[a-zA-Z]*P",
+    r"\bdate\b[^|;\n]* (-d|-I)",
+    r"\b(stat)\b[^|;\n]* -c",
+    r"\b(head|tail)\b[^|;\n]* -n *-",
+    r"\bmktemp\b[^|;\n]* -p",
+    r"\bcp\b[^|;\n]* -[a-zA-Z]*[tu]\b",
+    r"\b(xargs)\b[^|;\n]* -[rd]\b",
+    r"\bsort\b[^|;\n]* -[a-zA-Z]*V",
+    r"\b(realpath|sha256sum|md5sum|tac|nproc|timeout|shuf)\b",
+    r"\b(grep|sed|sort|cp|mv|ln|mkdir|rm|date|find|tar|wc|cut|tr|mktemp)\b[^|;\n]* --[a-z]",
+)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "release", "browser", "conformance"])
+def test_no_script_takes_options_that_only_gnus_tools_have(name: str) -> None:
+    text = (ROOT / "scripts" / name).read_text()
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    assert [found[0] for pattern in GNU_ONLY for found in re.finditer(pattern, code)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("sed -i s/a/b/ file", True),
+        ("x=$(readlink -f file)", True),
+        ("grep -qP x", True),
+        ("date -d yesterday", True),
+        ("sort --unique", True),
+        ("grep -qsxF x file", False),
+        ("sed -n 1p file | pip install --quiet", False),
+    ],
+)
+def test_options_of_gnus_tools_alone_are_found(line: str, is_found: bool) -> None:
+    assert any(re.search(pattern, line) for pattern in GNU_ONLY) is is_found
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "release"])
 def test_m1_the_scripts_are_posix_shell(name: str) -> None:
     script = ROOT / "scripts" / name
     assert script.read_text().startswith("#!/bin/sh\n")
@@ -194,3 +239,53 @@ def test_m1_the_scripts_are_posix_shell(name: str) -> None:
     found = subprocess.run([shellcheck, "--shell=sh", str(script)], capture_output=True, text=True)
     assert found.stdout == ""
     assert found.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["browser", "conformance"])
+def test_what_bash_runs_is_without_faults_that_shellcheck_knows(name: str) -> None:
+    script = ROOT / "scripts" / name
+    assert script.read_text().startswith("#!/usr/bin/env bash\n")
+    shellcheck = shutil.which("shellcheck") or str(Path(sys.executable).parent / "shellcheck")
+    found = subprocess.run([shellcheck, "--shell=bash", str(script)], capture_output=True, text=True)
+    assert found.stdout == ""
+
+
+def test_a_release_needs_a_date_in_the_changelog_and_a_tag_that_is_free(tmp_path: Path) -> None:
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("no git")
+    tree = tmp_path / "tree"
+    programs = tree / "programs"
+    programs.mkdir(parents=True)
+    (tree / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "release", tree / "scripts" / "release")
+    (tree / "scripts" / "venv").write_text(f"#!/bin/sh\necho {programs}\n")
+    (tree / "scripts" / "venv").chmod(0o755)
+    # Builds and uploads nothing, and says so.
+    (programs / "python").write_text('#!/bin/sh\ncase "$1" in -c) echo 1.2.3 ;; *) echo "$@" >&2 ;; esac\n')
+    (programs / "twine").write_text('#!/bin/sh\necho "twine $1" >&2\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    named = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a"}
+    environment = {**os.environ, **named, "GIT_COMMITTER_EMAIL": "a@b"}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+
+    def commit(heading: str) -> None:
+        (tree / "CHANGELOG.md").write_text(f"# Changelog\n\n## 1.2.3 ({heading})\n")
+        run(git, "add", "-A")
+        run(git, "commit", "-m", heading)
+
+    run(git, "init")
+    commit("unreleased")
+    assert "twine check" in run("sh", "scripts/release").stderr
+    refused = run("sh", "scripts/release", "--upload")
+    assert (refused.returncode, "has no date for 1.2.3" in refused.stderr) == (1, True)
+    commit("2026-12-01")
+    done = run("sh", "scripts/release", "--upload")
+    assert done.returncode == 0, done.stderr
+    assert "twine upload" in done.stderr
+    assert run(git, "tag", "--list").stdout == "v1.2.3\n"
+    again = run("sh", "scripts/release", "--upload")
+    assert (again.returncode, "there is a tag v1.2.3 already" in again.stderr) == (1, True)
