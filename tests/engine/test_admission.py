@@ -281,7 +281,7 @@ def test_nobody_else_is_told_how_far_the_prompt_is_read(make_loop: MakeLoop) -> 
 
 
 def test_short_prompts_that_arrive_together_are_read_in_one_pass(
-    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+    make_loop: MakeLoop, tiny_forward: Forward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     original = Forward.prefill_together
@@ -290,6 +290,7 @@ def test_short_prompts_that_arrive_together_are_read_in_one_pass(
         sizes.append(len(parts))
         return original(self, parts)
 
+    monkeypatch.setattr(tiny_forward, "reads_ragged", False)
     monkeypatch.setattr(Forward, "prefill_together", counted)
     prompts = [[100 + i, *PROMPT[: 30 + 20 * i]] for i in range(5)]
     driver = Driver(make_loop(options=LoopOptions(**PARTS), stop_ids=frozenset()))
