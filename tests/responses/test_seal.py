@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import errno
 from pathlib import Path
 
 import pytest
 
+from model.errors import ModelError
 from server.responses.kept.seal import Seal, seal_key
+from server.responses.kept.store import open_shelf
+from server.settings import Settings
 
 THOUGHT = "The user wants α, β and \ud83d.\n" * 3
 
@@ -48,3 +52,23 @@ def test_a_key_that_was_cut_off_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "seal-key").write_bytes(b"short")
     assert len(seal_key(tmp_path)) == 32
     assert seal_key(tmp_path) == seal_key(tmp_path)
+
+
+def test_x8_a_key_that_is_there_is_read_from_a_folder_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = seal_key(tmp_path)
+    monkeypatch.setattr(Path, "touch", read_only)
+    assert seal_key(tmp_path) == key
+
+
+def test_x8_a_folder_that_takes_no_key_is_one_line_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "touch", read_only)
+    with pytest.raises(ModelError, match=r"cannot be used: .*Read-only"):
+        open_shelf(Settings(cache_dir=tmp_path))
+
+
+def read_only(path: Path, *_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system", str(path))

@@ -65,8 +65,9 @@ def seal_key(folder: Path | None) -> bytes:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / "seal-key"
     with suppress(FileNotFoundError):
-        if path.stat().st_size != KEY_BYTES:
-            path.unlink()
+        if path.stat().st_size == KEY_BYTES:
+            return path.read_bytes()  # nothing has to be written, and perhaps nothing can be
+        path.unlink()
     new = folder / f"seal-key-{secrets.token_hex(8)}"
     new.touch(mode=0o600)
     new.write_bytes(secrets.token_bytes(KEY_BYTES))

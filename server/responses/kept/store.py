@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from model.errors import ModelError
 from server.responses.kept.folder import ResponseFolder
 from server.responses.kept.records import Packed, Record, response_of
 from server.responses.kept.seal import Seal, seal_key
@@ -208,7 +209,10 @@ def open_shelf(settings: Settings) -> Shelf:
     """The shelf in the cache folder if there is one, or else in memory.
 
     Raises:
-        OSError: the folder cannot be used.
+        ModelError: the folder cannot be used.
     """
     folder = None if settings.cache_dir is None else settings.cache_dir / FOLDER
-    return Shelf(ResponseStore(settings.response_store, folder), Seal(seal_key(folder)))
+    try:
+        return Shelf(ResponseStore(settings.response_store, folder), Seal(seal_key(folder)))
+    except OSError as error:
+        raise ModelError(f"the cache folder {settings.cache_dir} cannot be used: {error}") from error
