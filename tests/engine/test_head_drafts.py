@@ -3,6 +3,8 @@ where the conversation goes."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from model.text.grammar.rules import json_schema
 from server.engine.drafting import HEAD, SIZES, Acceptance, Drafting, MeasuredDepth, Speculation
 from server.engine.loop import EngineLoop
 from server.events import ReplyFormat
-from tests.engine.test_disk import RestartedWalk
+from tests.engine.test_disk import N_SESSIONS, N_TOGETHER, RestartedWalk, random_steps
 from tests.engine.test_drafts import OFF, ON, PROMPT, SEEDED, MakeLoop, plain
 from tests.engine.test_warm_equals_cold import SCENARIO, Step
 from tests.fakes import tiny
@@ -257,6 +259,32 @@ def test_a_fault_in_what_is_kept_restored_cut_forked_or_stored_is_noticed(
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         walk_through(make_loop, headed, tmp_path, SCENARIO)
+
+
+@pytest.mark.slow
+def test_rows_are_right_after_random_operations(
+    make_loop: MakeLoop,
+    headed: Forward,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+) -> None:
+    n, done = pytestconfig.getoption("operations"), Counter[str]()
+    guessing = told(monkeypatch, None, (0, 1, 2, 3, 4, 5))
+    for number, start in enumerate(range(0, n, N_TOGETHER)):
+        chance = random.Random(number)
+        walk = HeadedWalk(make_loop, headed, tmp_path / str(number))
+        for step in random_steps(chance, min(N_TOGETHER, n - start)):
+            if chance.random() < 0.15:
+                walk.restart()
+            if chance.random() < 0.1:
+                walk.travel(chance.randrange(N_SESSIONS))
+            walk.take(step)
+        walk.close()
+        done += walk.done
+    print(f"{n} operations: {guessing.n_guesses} guesses, {dict(sorted(done.items()))}")
+    for name in ("restarts", "sessions out of a file", "guesses that came true", "guesses taken back"):
+        assert done[name] > 0, name
 
 
 def test_what_a_server_without_a_head_left_on_the_disk_goes_on_with_one(
