@@ -12,7 +12,7 @@ from cache.disk.tier import DiskTier
 from cache.entry import Entry, RunningEntry, Standing
 from cache.eviction import ChooseVictim, Victim, least_useful_entry
 from cache.planner import SlotKey, TokenIds
-from cache.slots import Habits, Ledger, Slot
+from cache.slots import Habits, Ledger, Losses, Slot
 from cache.travel import Departure
 
 QUOTED_MESSAGES, QUOTE_TOKENS = 6, 12
@@ -101,6 +101,7 @@ class Shelf:
         habits: tell how likely what is asked for.
 
     Attributes:
+        losses: states that went for want of memory.
         departures: files that entries at rest are being read into.
     """
 
@@ -115,6 +116,7 @@ class Shelf:
         habits: Habits,
     ) -> None:
         self.ledger = Ledger()
+        self.losses = Losses()
         self._counters = counters
         self._max_entries_per_slot = max_entries_per_slot
         self._clock = clock
@@ -249,6 +251,11 @@ class Shelf:
 
     def _evict(self, victim: Victim) -> None:
         entry = victim.entry
+        if victim.checkpoint is not None:
+            lengths = [victim.checkpoint]
+        else:
+            lengths = [length for length in (*entry.ring.lengths, len(entry)) if length > victim.cut_at]
+        self.losses.note(entry, lengths, self._clock())
         if victim.checkpoint is not None:
             self._slots[entry.slot].assessments = None
             self.ledger.release(entry.ring.remove(victim.checkpoint), entry.slot)

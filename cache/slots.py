@@ -3,13 +3,13 @@ use them."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cache.boundaries import Place
-from cache.entry import Conversation, Entry, Parent, RunningEntry
-from cache.planner import SlotKey, longest_common_token_prefix
+from cache.entry import Conversation, Entry, Parent, PrefixDigests, RunningEntry
+from cache.planner import SlotKey, TokenIds, longest_common_token_prefix
 from cache.state import Checkpoint
 
 _DOUBT = {Place.QUESTION: 3.0, Place.MESSAGE: 1.0, Place.SYSTEM: 1.0, Place.INSIDE: 1.0}
@@ -167,6 +167,12 @@ class Ledger:
         return sum(seen.values())
 
 
+MAX_LOSSES = 256
+"""States lost of which a slot knows."""
+
+_LOST = "lost"
+
+
 class Habits:
     """Learns how often prompts go back, to which kind of place, and how often memory ran short. Rates are
     probabilities for one request; nothing is known in advance but a little doubt."""
@@ -214,6 +220,48 @@ class Habits:
         rate = (n_back + everybody * _SLOT_DOUBT_REQUESTS) / (n + _SLOT_DOUBT_REQUESTS)
         share = (self._by_place[place] + _DOUBT[place]) / (self._n_returns + sum(_DOUBT.values()))
         return rate * share
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A state that was let go for want of memory.
+
+    Attributes:
+        length: tokens that it stood for.
+        digest: of those tokens.
+        at_s: when, in seconds of the store's clock.
+    """
+
+    length: int
+    digest: str
+    at_s: float
+
+
+class Losses:
+    """Remembers what each slot lost of late, so that whoever comes back for it can be told. Holds digests, no
+    ids, and answers for no other slot than the one that asks."""
+
+    def __init__(self) -> None:
+        self._of_slot: dict[SlotKey, deque[Loss]] = {}
+
+    def note(self, conversation: Conversation, lengths: Iterable[int], now_s: float) -> None:
+        """The states of ``conversation`` at ``lengths``, ascending, go."""
+        if len(self._of_slot) >= MAX_SLOTS:
+            self._of_slot.clear()
+        lost = self._of_slot.setdefault(conversation.slot, deque(maxlen=MAX_LOSSES))
+        digests = conversation.digests.at(_LOST, conversation.ids.view, lengths)
+        lost.extend(Loss(length, digest, now_s) for length, digest in digests.items())
+
+    def best(self, slot: SlotKey, prompt_ids: TokenIds, reused_len: int) -> Loss | None:
+        """What ``slot`` lost that would save ``prompt_ids`` [n] most beyond the first ``reused_len``."""
+        useful = [loss for loss in self._of_slot.get(slot, ()) if reused_len < loss.length < len(prompt_ids)]
+        digests = PrefixDigests().at(_LOST, prompt_ids, sorted({loss.length for loss in useful}))
+        same = (loss for loss in useful if loss.digest == digests[loss.length])
+        return max(same, key=lambda loss: (loss.length, loss.at_s), default=None)
+
+    def forget(self, slot: SlotKey) -> None:
+        """Forget what ``slot`` lost."""
+        self._of_slot.pop(slot, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,12 @@ class Store:
             is_guess=is_guess,
         )
 
+    def loss(self, choice: Choice) -> tuple[int, float] | None:
+        """The state of the request's own slot that would have saved it most, had it not been evicted: the
+        tokens it stood for, and how many seconds ago that was."""
+        lost = self._shelf.losses.best(choice.slot, choice.prompt_ids, choice.plan.reusable_len)
+        return None if lost is None else (lost.length, self._clock() - lost.at_s)
+
     def take(self, choice: Choice) -> RunningEntry:
         """Carry ``choice`` out: its entry moves, or is copied, into a running entry whose state
         stands after the first ``choice.plan.reusable_len`` prompt ids."""
@@ -226,6 +232,7 @@ class Store:
         wanted = self.n_bytes - n_bytes
         while self.n_bytes > wanted and self._shelf.evict_one(below=math.inf):
             pass
+        self.enforce()
 
     # -- disk -----------------------------------------------------------------------------------
 
@@ -291,6 +298,8 @@ class Store:
                 if self._shelf.evict_one(below=math.inf):
                     continue
                 return  # what runs is larger than the budget: so much of it may be kept all the more later
+            if not spare.entry.is_forgotten:
+                self._shelf.losses.note(spare.entry, (spare.checkpoint,), self._clock())
             spare.entry.ring.remove(spare.checkpoint)
             self.counters.n_evicted_checkpoints += 1
 
@@ -309,6 +318,7 @@ class Store:
         """Forget a slot's entries, those that still run as soon as they end; returns how many."""
         resting = self._shelf.entries_of(slot)
         running = self._running_in(slot)
+        self._shelf.losses.forget(slot)
         for entry in resting:
             self._shelf.remove(entry)
         for runner in running:

@@ -113,6 +113,8 @@ class PlanReport:
     Attributes:
         read_ahead_tokens: those of the reused tokens that were read ahead, between two turns of the session.
         parent: ``slot/entry`` of the conversation from which this one branches, if it does.
+        eviction: when a state of the session was evicted that would have saved more, in a sentence, which
+            ``reason`` has too; empty where none was.
     """
 
     slot: str
@@ -126,6 +128,7 @@ class PlanReport:
     read_ahead_tokens: int = 0
     parent: str | None = None
     divergence: Divergence | None = field(default=None, repr=False)
+    eviction: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

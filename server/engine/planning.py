@@ -76,7 +76,7 @@ class Planner:
                 max_tokens=self._store.metadata.max_cache_len - 1,
             )
             choice = self._choose(request, prompt)
-        report = plan_report(choice, prompt, self._tokenizer.decode, n_adopted)
+        report = plan_report(choice, prompt, self._tokenizer.decode, n_adopted, self._store.loss(choice))
         return Plan(prompt, choice, report, _left_behind(choice))
 
     def n_suffix(self, request: Prompted) -> int:
@@ -120,13 +120,18 @@ def prompt_shape(prompt: RenderedPrompt) -> PromptShape:
 
 
 def plan_report(
-    choice: Choice, prompt: RenderedPrompt, decode: Callable[[Sequence[int]], str], n_adopted: int = 0
+    choice: Choice,
+    prompt: RenderedPrompt,
+    decode: Callable[[Sequence[int]], str],
+    n_adopted: int = 0,
+    loss: tuple[int, float] | None = None,
 ) -> PlanReport:
     """``choice`` as the client sees it; to be called before the choice is taken.
 
     Args:
         decode: ids to text.
         n_adopted: how many messages keep the ids that were fed, see :func:`adopt_fed_ids`.
+        loss: the state that would have saved more, and when it was evicted, see :meth:`Store.loss`.
     """
     plan = choice.plan
 
@@ -138,6 +143,7 @@ def plan_report(
 
     plural = "s" if n_adopted > 1 else ""
     adopted = f" {n_adopted} message{plural} kept the ids that were fed." if n_adopted else ""
+    eviction = "" if loss is None else _eviction(*loss, n_reused=plan.reusable_len)
     return PlanReport(
         slot=str(choice.slot),
         mode=type(plan.mode).__name__,  # type: ignore[arg-type]
@@ -147,10 +153,25 @@ def plan_report(
         read_ahead_tokens=_n_read_ahead(choice),
         prefilled_tokens=plan.suffix_len,
         checkpoint=plan.mode.checkpoint_len if isinstance(plan.mode, ReplayFromCheckpoint) else None,
-        reason=reason(choice, where) + adopted,
+        reason=f"{reason(choice, where)}{adopted} {eviction}".rstrip(),
         parent=None if choice.parent is None else f"{choice.parent.slot}/{choice.parent.number}",
         divergence=_divergence(choice, prompt, decode),
+        eviction=eviction,
     )
+
+
+def _eviction(length: int, ago_s: float, *, n_reused: int) -> str:
+    return (
+        f"The state after token {length}, which would have saved {length - n_reused} tokens, was evicted "
+        f"{_duration(ago_s)} ago to make room."
+    )
+
+
+def _duration(seconds: float) -> str:
+    for unit, n in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * n:
+            return f"{seconds / n:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _n_read_ahead(choice: Choice) -> int:

@@ -177,7 +177,9 @@ def explain(report: PlanReport) -> str:
     n_again = report.shared_tokens - report.reused_tokens
     if report.divergence is None:
         return report.reason if n_again == 0 else f"{report.reason} {_again(n_again)}"
-    sentences = [_what_changed(report.divergence), _what_it_cost(report, n_again), _advice(report.divergence)]
+    parted = report.divergence
+    cost = _what_it_cost(report, n_again)
+    sentences = [_what_changed(parted), cost, report.eviction, _advice(parted)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 

@@ -420,6 +420,44 @@ def test_what_a_fork_shares_can_be_evicted_from_both() -> None:
     assert store.n_bytes == 0
 
 
+def test_x2_who_comes_back_for_an_evicted_state_learns_when_it_went_and_nobody_else_does() -> None:
+    clock = FakeClock()
+    store = make_store(clock=clock)
+    ask(store)
+    ask(store, slot=OTHER)
+    clock.now_s = 10.0
+    store.make_room(10**9)
+    assert store.slots() == ()
+    clock.now_s = 50.0
+    whole = chat(CHAT, BYE)
+    assert store.loss(store.plan(SLOT, chat(whole, HELLO))) == (300, 40.0)
+    assert store.loss(store.plan(SLOT, chat(CHAT, HELLO))) == (198, 40.0)
+    assert store.loss(store.plan(SLOT, words(7000, 300))) is None  # other ids, the same length
+    stranger = SlotKey.for_session("another tenant", "a")
+    assert store.loss(store.plan(stranger, chat(whole, HELLO))) is None
+    assert store.loss(store.plan(SlotKey.for_session(None, "c"), chat(whole, HELLO))) is None
+    store.delete(SLOT)
+    assert store.loss(store.plan(SLOT, chat(whole, HELLO))) is None
+
+
+def test_what_rested_above_the_budget_is_within_it_once_the_system_needed_room() -> None:
+    store = make_store(budget_bytes=2500)
+    ask(store)
+    assert store.n_bytes > 2500
+    store.make_room(1)
+    store.check()
+    assert store.n_bytes <= 2500
+
+
+def test_what_is_still_held_elsewhere_is_not_mourned() -> None:
+    store = make_store()
+    ask(store)
+    store.make_room(1)
+    choice = store.plan(SLOT, chat(CHAT, BYE, HELLO))
+    lost = store.loss(choice)
+    assert lost is None or lost[0] > choice.plan.reusable_len
+
+
 def test_after_a_fault_what_runs_or_is_unsound_is_forgotten_and_the_rest_stays() -> None:
     store = make_store()
     third = SlotKey.for_session(None, "third")

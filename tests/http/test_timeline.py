@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,3 +120,11 @@ def test_a_change_without_a_checkpoint_before_it_says_that_all_was_read() -> Non
     parted = Divergence(message=0, role="system", is_last=False, kept="a", sent="b")
     report = reported("FullRefill", n_shared=5, n_reused=0, parted=parted)
     assert "No checkpoint lies before that point, so all 100 tokens were read." in explain(report)
+
+
+def test_x2_an_explanation_says_when_a_state_was_evicted_that_would_have_helped() -> None:
+    parted = Divergence(message=2, role="user", is_last=False, kept="a", sent="b")
+    report = reported("ReplayFromCheckpoint", n_shared=60, n_reused=10, parted=parted)
+    assert "evicted" not in explain(report)
+    evicted = "The state after token 60, which would have saved 50 tokens, was evicted 40 s ago to make room."
+    assert evicted in explain(replace(report, eviction=evicted))
