@@ -188,6 +188,8 @@ def _divergence(
     at, source = choice.diverged_at, choice.source
     if at is None or source is None or source.slot != choice.slot:
         return None  # what another session said stays private
+    if at in source.next_points:
+        return None  # the template strips a thought there, and the client changed nothing
     index = bisect_right(prompt.message_starts, at) - 1
 
     def around(ids: TokenIds) -> str:
