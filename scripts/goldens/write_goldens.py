@@ -5,7 +5,7 @@ Run by hand when the tiny checkpoints change; torch is no dependency of this pro
     python3 -m venv /tmp/goldens && /tmp/goldens/bin/pip install torch transformers safetensors numpy
     /tmp/goldens/bin/python -m scripts.goldens.write_goldens
 
-The weights come from ``tests/tiny.py`` and go into transformers' modules by name (strictly), not
+The weights come from ``tests/fakes/tiny.py`` and go into transformers' modules by name (strictly), not
 through any loader, so a fault in a layout cannot hide on both sides.
 """
 

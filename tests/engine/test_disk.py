@@ -1,6 +1,6 @@
 """Warm equals cold across restarts: what the cache folder brings back replies as a fresh process does.
 
-``scripts/test tests/test_engine_disk.py -m slow -s --operations 2000`` takes a longer walk and tells what it
+``scripts/test tests/engine/test_disk.py -m slow -s --operations 2000`` takes a longer walk and tells what it
 did.
 """
 
