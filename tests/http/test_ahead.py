@@ -59,7 +59,8 @@ def test_the_form_without_a_thought_is_what_is_read_ahead() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sends_thoughts", [False, True])
-def test_each_call_of_a_loop_is_read_once(sends_thoughts: bool) -> None:
+def test_each_call_of_a_loop_is_read_once(sends_thoughts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.turn.reply.LEAST_AHEAD", 1)  # what follows a call is short
     turns = loop(sends_thoughts)
     for turn in turns[2:]:
         assert turn.n_read <= 24, turns
@@ -87,7 +88,6 @@ def loop(sends_thoughts: bool) -> list[MeasuredTurn]:
             if not sends_thoughts:
                 message.pop("reasoning_content")
             messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "Done."}]
-            # With its thought the reply is fed already, and so little follows that nothing is read ahead.
-            while not sends_thoughts and server.engine.stats().n_read_ahead_tokens == n_ahead:
-                quiet.wait(0.01)
+            while server.engine.stats().n_read_ahead_tokens == n_ahead and not quiet.wait(0.01):
+                pass
     return turns
