@@ -223,7 +223,7 @@ def reason(choice: Choice, where: Callable[[int], str] = "token {}".format) -> s
         return "The prompt differs from everything retained at its first token."
     if choice.diverged_at is not None:
         left = f"The prompt leaves the retained entry in {where(choice.diverged_at)}"
-        if choice.diverged_at < FIRST_MARK:
+        if choice.diverged_at < FIRST_MARK and isinstance(plan.mode, FullRefill):
             return f"{left}, so near its beginning that no state before it could save anything."
         return f"{left}; {_reused(choice)}."
     if plan.shared_token_prefix_len == len(choice.prompt_ids):

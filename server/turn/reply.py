@@ -16,7 +16,7 @@ from server.events import Event, Finished, Planned, PlanReport, Progress, WarmRe
 from server.turn.compose import ComposedTurn
 from server.turn.served import ChatRenderer
 
-LEAST_AHEAD = 16
+LEAST_AHEAD = 12
 """Tokens worth reading ahead. Fewer take the next turn no time, and are fed in vain if it parts before."""
 
 

@@ -160,7 +160,7 @@ def test_l7_a_tilde_is_the_home_folder_in_every_path_option(
     known = home.startswith("~/")
     assert read(f"--cache-dir={home}").cache_dir == (tmp_path / "x" if known else Path(home))
     paths = [name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)]
-    assert sorted(paths) == ["adapter_path", "api_key_file", "cache_dir", "preload"]
+    assert sorted(paths) == ["adapter_path", "api_key_file", "cache_dir", "mtp_path", "preload"]
     if known:
         (tmp_path / "x" / "file").touch()
         assert read("--api-key-file=~/x/file").api_key_file == tmp_path / "x" / "file"

@@ -90,20 +90,20 @@ def test_metrics_count_what_happened(server: Live) -> None:
     assert figures["crossturn_time_to_first_token_seconds_count"] >= 1
 
 
-def test_what_follows_is_read_ahead_between_turns(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows_is_read_ahead_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.turn.reply.LEAST_AHEAD", 1)  # the header of a question is short
     key = {"prompt_cache_key": "ahead", "temperature": 0, "enable_thinking": False}
-    reply = message_of(ask(server, SYSTEM, QUESTION, **key))
-    engine = server.engine
     quiet = threading.Event()
-    while engine.stats().n_read_ahead_tokens == 0 and not quiet.wait(0.01):
-        pass
-    turn = [SYSTEM, QUESTION, reply, {"role": "user", "content": "Thanks."}]
-    warm = ask(server, *turn, **key)
-    assert warm["crossturn"]["mode"] == "ExactAppend"
-    assert 0 < warm["crossturn"]["read_ahead_tokens"] < warm["crossturn"]["reused_tokens"]
-    again = ask(server, *turn, **key)  # what a client has asked for is no longer read ahead
-    assert again["crossturn"]["read_ahead_tokens"] == 0
+    with live_demo() as server:
+        reply = message_of(ask(server, SYSTEM, QUESTION, **key))
+        while server.engine.stats().n_read_ahead_tokens == 0 and not quiet.wait(0.01):
+            pass
+        turn = [SYSTEM, QUESTION, reply, {"role": "user", "content": "Thanks."}]
+        warm = ask(server, *turn, **key)
+        assert warm["crossturn"]["mode"] == "ExactAppend"
+        assert 0 < warm["crossturn"]["read_ahead_tokens"] < warm["crossturn"]["reused_tokens"]
+        again = ask(server, *turn, **key)  # what a client has asked for is no longer read ahead
+        assert again["crossturn"]["read_ahead_tokens"] == 0
 
 
 def test_models_are_listed_as_openai_lists_them(server: Live) -> None:
