@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 from model.backend import prepare
 
@@ -22,11 +20,9 @@ prepare()
 
 import numpy as np  # noqa: E402
 from loops import Loop  # noqa: E402
-from random_checkpoint import write_random_checkpoint  # noqa: E402
-from shape_table import SHAPES  # noqa: E402
+from random_checkpoint import add_model_arguments, checkpoint  # noqa: E402
 
 from cache.planner import SlotKey  # noqa: E402
-from model.checkpoint.hub import resolve  # noqa: E402
 from model.sampling import SamplingParams  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
 from server.engine.admission import LoopOptions  # noqa: E402
@@ -40,17 +36,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, help="weights are drawn at random")
-    parser.add_argument("--model", default="demo", help="where there is no shape: directory, Hub name, demo")
+    add_model_arguments(parser)
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--prompt", type=int, default=440, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of each reply")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = resolve(options.model)
-        if options.shape:
-            path = write_random_checkpoint(options.shape, Path(folder) / options.shape)
+    with checkpoint(options.shape, options.model) as path:
         limits = LoopOptions(idle_prefill=False, drafts=False, max_running=max(options.requests))
         loop = Loop(path, options=limits)
         print(f"prompts of {options.prompt} tokens; the last first token after, in engine steps, and in all")

@@ -11,7 +11,6 @@ meanwhile, how long the prompt took, and what a part takes on its own, at the pr
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,12 +21,10 @@ prepare()
 import numpy as np  # noqa: E402
 from filled import filled_state  # noqa: E402
 from loops import Loop, random_ids  # noqa: E402
-from random_checkpoint import write_random_checkpoint  # noqa: E402
-from shape_table import SHAPES  # noqa: E402
+from random_checkpoint import add_model_arguments, checkpoint  # noqa: E402
 
 from cache.planner import SlotKey  # noqa: E402
 from model.checkpoint.config import read_config  # noqa: E402
-from model.checkpoint.hub import resolve  # noqa: E402
 from model.forward import Forward  # noqa: E402
 from model.sampling import SamplingParams  # noqa: E402
 from model.text.chat import RenderedPrompt  # noqa: E402
@@ -42,16 +39,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, help="weights are drawn at random")
-    parser.add_argument("--model", default="demo", help="where there is no shape: directory, Hub name, demo")
+    add_model_arguments(parser)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=8000, help="tokens of the prompt that arrives")
     parser.add_argument("--part", type=int, nargs="+", default=[0], help="tokens read between two written")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = resolve(options.model)
-        if options.shape:
-            path = write_random_checkpoint(options.shape, Path(folder) / options.shape)
+    with checkpoint(options.shape, options.model) as path:
         print(f"{options.streams} streams, a prompt of {options.prompt} tokens; milliseconds")
         print("| part | gap alone | gap meanwhile | largest | prompt | part at the start | at the end |")
         print("|---:|---:|---:|---:|---:|---:|---:|")

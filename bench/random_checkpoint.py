@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,6 +18,22 @@ from shape_table import SHAPES
 from model.checkpoint.hub import resolve
 
 _OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+def add_model_arguments(parser: ArgumentParser) -> None:
+    """``--shape`` and ``--model``, which :func:`checkpoint` takes."""
+    parser.add_argument("--shape", choices=SHAPES, help="weights are drawn at random")
+    parser.add_argument("--model", default="demo", help="where there is no shape: directory, Hub name, demo")
+
+
+@contextmanager
+def checkpoint(shape: str | None, model: str) -> Iterator[Path]:
+    """The folder of ``model``; where a ``shape`` is given, that of a model with random weights instead."""
+    if shape is None:
+        yield resolve(model)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield write_random_checkpoint(shape, Path(folder) / shape)
 
 
 def write_random_checkpoint(shape: str, folder: Path) -> Path:

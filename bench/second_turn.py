@@ -14,19 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from contextlib import closing
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from overhead import server
-from random_checkpoint import write_random_checkpoint
+from random_checkpoint import add_model_arguments, checkpoint
 from streams import SENTENCE, n_chars
 
-from model.checkpoint.hub import resolve
 from model.text.tokenizer import TextTokenizer
 
 PAUSE_S = 0.3
@@ -38,15 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", help="of bench/shape_table.py: weights are drawn at random")
-    parser.add_argument("--model", default="demo", help="where there is no shape: directory, Hub name, demo")
+    add_model_arguments(parser)
     parser.add_argument("--history", type=int, nargs="+", default=[8192, 32768], help="tokens")
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = resolve(options.model)
-        if options.shape:
-            path = write_random_checkpoint(options.shape, Path(folder) / options.shape)
+    with checkpoint(options.shape, options.model) as path:
         n_sentence = len(TextTokenizer.from_dir(path).encode(SENTENCE))
         with server(path, None) as url, closing(HTTPConnection(urlsplit(url).netloc, timeout=600)) as to:
             for n_history in options.history:

@@ -19,7 +19,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,9 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from overhead import bare_loop, server
-from random_checkpoint import write_random_checkpoint
-
-from model.checkpoint.hub import resolve
+from random_checkpoint import add_model_arguments, checkpoint
 
 SENTENCE = "The river rises behind the mill, runs past the school and falls into the lake by the old road. "
 FULL = {
@@ -60,8 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", help="of bench/shape_table.py: weights are drawn at random")
-    parser.add_argument("--model", default="demo", help="where there is no shape: directory, Hub name, demo")
+    add_model_arguments(parser)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--prompt", type=int, default=20, help="sentences of some 25 tokens")
@@ -72,14 +68,11 @@ def main() -> None:
     if options.client:
         run_client(json.loads(options.client))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = resolve(options.model)
-        if options.shape:
-            path = write_random_checkpoint(options.shape, Path(folder) / options.shape)
-        with server(path, None, "--max-running", str(max(options.streams))) as url:
-            for n_streams in options.streams:
-                for sampling in options.sampling:
-                    print(measured(path, url, n_streams, sampling, options), flush=True)
+    limit = ("--max-running", str(max(options.streams)))
+    with checkpoint(options.shape, options.model) as path, server(path, None, *limit) as url:
+        for n_streams in options.streams:
+            for sampling in options.sampling:
+                print(measured(path, url, n_streams, sampling, options), flush=True)
 
 
 def measured(path: Path, url: str, n_streams: int, sampling: str, options: argparse.Namespace) -> str:
